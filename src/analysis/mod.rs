@@ -1,0 +1,1 @@
+//! Trace tables to report structs. The only place with polars.

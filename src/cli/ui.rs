@@ -1,0 +1,192 @@
+//! The terminal: the only file that prints. stdout is the result, stderr is everything else.
+
+use super::exit::Failure;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// `--color`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ColorChoice {
+    /// Colour on a terminal, unless NO_COLOR is set
+    Auto,
+    /// Colour also into pipes and files
+    Always,
+    /// No colour
+    Never,
+}
+
+/// Streams, width, colour and verbosity of one invocation.
+#[derive(Debug)]
+pub struct Ui {
+    color: anstream::ColorChoice,
+    quiet: bool,
+    verbose: u8,
+    progress: bool,
+}
+
+impl Ui {
+    /// The terminal as the global options want it.
+    pub fn new(color: ColorChoice, quiet: bool, verbose: u8, no_progress: bool) -> Self {
+        let color = match color {
+            ColorChoice::Auto => anstream::ColorChoice::Auto,
+            ColorChoice::Always => anstream::ColorChoice::Always,
+            ColorChoice::Never => anstream::ColorChoice::Never,
+        };
+        color.write_global();
+        let progress = !no_progress && !quiet && io::stderr().is_terminal() && std::env::var_os("CI").is_none();
+        Self { color, quiet, verbose, progress }
+    }
+
+    /// Columns to lay tables out in: the terminal's, else `COLUMNS`, else 100.
+    pub fn width(&self) -> usize {
+        let from_env = || std::env::var("COLUMNS").ok().and_then(|c| c.trim().parse().ok());
+        let terminal = || terminal_size::terminal_size_of(io::stdout()).map(|(w, _)| usize::from(w.0));
+        terminal().or_else(from_env).unwrap_or(100).clamp(40, 400)
+    }
+
+    /// Whether what goes to stdout may carry colour.
+    pub fn color(&self) -> bool {
+        match self.color {
+            anstream::ColorChoice::Always | anstream::ColorChoice::AlwaysAnsi => true,
+            anstream::ColorChoice::Never => false,
+            anstream::ColorChoice::Auto => anstream::AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never,
+        }
+    }
+
+    /// Whether the locale can show block characters; otherwise bars are ASCII.
+    pub fn unicode(&self) -> bool {
+        ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|key| std::env::var(key).ok().filter(|v| !v.is_empty())).is_none_or(|locale| {
+            let locale = locale.to_ascii_lowercase();
+            locale.contains("utf-8") || locale.contains("utf8")
+        })
+    }
+
+    /// Writes a piece of the result to stdout.
+    ///
+    /// # Errors
+    /// [`Failure::BrokenPipe`] when nobody reads it, [`Failure::Environment`] when it cannot be written.
+    pub fn result(&mut self, text: &str) -> Result<(), Failure> {
+        anstream::AutoStream::new(io::stdout().lock(), self.color).write_all(text.as_bytes()).map_err(stdout_failure)
+    }
+
+    /// A remark on stderr, hidden by `--quiet`.
+    pub fn note(&self, text: &str) {
+        if !self.quiet {
+            let _ = writeln!(anstream::stderr(), "{text}");
+        }
+    }
+
+    /// A remark on stderr for `--verbose`.
+    pub fn detail(&self, text: &str) {
+        if self.verbose > 0 {
+            let _ = writeln!(anstream::stderr(), "{text}");
+        }
+    }
+
+    /// A warning on stderr.
+    pub fn warn(&self, text: &str) {
+        if !self.quiet {
+            let yellow = anstyle::AnsiColor::Yellow.on_default().bold();
+            let _ = writeln!(anstream::stderr(), "{yellow}warning:{yellow:#} {text}");
+        }
+    }
+
+    /// The error that ends the command, on one line.
+    pub fn error(&self, text: &str) {
+        let red = anstyle::AnsiColor::Red.on_default().bold();
+        let _ = writeln!(anstream::stderr(), "{red}error:{red:#} {text}");
+    }
+
+    /// A progress bar over `len` units (0 = unknown); invisible unless stderr is a terminal.
+    pub fn progress(&self, len: u64, unit: &str) -> ProgressBar {
+        let target = if self.progress { ProgressDrawTarget::stderr_with_hz(4) } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target((len > 0).then_some(len), target);
+        let template = format!("{{msg}} {{wide_bar}} {{pos}}/{{len}} {unit} {{elapsed}}");
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    /// Ends stdout.
+    ///
+    /// # Errors
+    /// As [`Ui::result`].
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        io::stdout().flush().map_err(stdout_failure)
+    }
+}
+
+fn stdout_failure(error: io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        Failure::BrokenPipe
+    } else {
+        Failure::Environment(format!("stdout: cannot write: {error}"))
+    }
+}
+
+/// Where a command's result goes: stdout, or a file that appears whole at the end or not at all.
+#[derive(Debug)]
+pub enum Output {
+    /// `-o -`, or no `-o`.
+    Stdout,
+    /// A temporary file beside the wanted one, renamed by [`Output::finish`].
+    File {
+        /// The open temporary file.
+        file: File,
+        /// Its path.
+        temporary: PathBuf,
+        /// The wanted path.
+        path: PathBuf,
+    },
+}
+
+impl Output {
+    /// Opens the output before the work starts, so that a bad path fails at once.
+    ///
+    /// # Errors
+    /// When the file cannot be created.
+    pub fn open(path: Option<&Path>) -> Result<Self, Failure> {
+        let Some(path) = path.filter(|p| p.as_os_str() != "-") else { return Ok(Self::Stdout) };
+        let name = path.file_name().ok_or_else(|| Failure::Input(format!("{}: not a file name", path.display())))?;
+        let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+        if path.is_dir() {
+            return Err(Failure::Input(format!("{}: is a directory; name a file", path.display())));
+        }
+        let file = File::create(&temporary).map_err(|e| output_failure(path, &e))?;
+        Ok(Self::File { file, temporary, path: path.to_owned() })
+    }
+
+    /// Writes the whole result and puts it into place.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing is left behind.
+    pub fn finish(mut self, ui: &mut Ui, text: &str) -> Result<(), Failure> {
+        match &mut self {
+            Self::Stdout => ui.result(text),
+            Self::File { file, temporary, path } => {
+                // A file is not a terminal: colour is stripped unless it was asked for.
+                let color = if ui.color == anstream::ColorChoice::Always { ui.color } else { anstream::ColorChoice::Never };
+                anstream::AutoStream::new(&mut *file, color).write_all(text.as_bytes()).map_err(|e| output_failure(path, &e))?;
+                file.sync_all().map_err(|e| output_failure(path, &e))?;
+                std::fs::rename(&*temporary, &*path).map_err(|e| output_failure(path, &e))
+            }
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Self::File { temporary, .. } = self {
+            // Gone already when `finish` renamed it.
+            let _ = std::fs::remove_file(temporary);
+        }
+    }
+}
+
+fn output_failure(path: &Path, error: &io::Error) -> Failure {
+    let text = format!("{}: cannot write: {error}", path.display());
+    if error.kind() == io::ErrorKind::NotFound { Failure::Input(text) } else { Failure::Environment(text) }
+}

@@ -1,0 +1,1 @@
+//! What every reported number is: the report's structs and how units are shown.

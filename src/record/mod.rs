@@ -1,0 +1,1 @@
+//! Runs a workload on the engine and writes the trace: prompts in, steps out, Ctrl-C survived.

@@ -1,0 +1,197 @@
+//! `manifest.json`: who wrote the trace, of what model, how, and which part files belong to it.
+//!
+//! The manifest is the commit record: it is replaced atomically, and a part file that it does not
+//! list does not belong to the trace.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Everything about a run that is not a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// `major.minor`; see [`super`] for what a reader accepts.
+    pub format_version: String,
+    /// Program and version that wrote the trace, `specprof 0.1.0`.
+    pub written_by: String,
+    /// Whether the run ended as planned and everything is on disk.
+    pub complete: bool,
+    /// Why it is not complete: `recording`, `interrupted`, `disk full`...; `null` when it is.
+    pub incomplete_reason: Option<String>,
+    /// Begin of the run, ns since the Unix epoch.
+    pub started_unix_ns: i64,
+    /// End of the run, ns since the Unix epoch; `null` while it is being written.
+    pub ended_unix_ns: Option<i64>,
+    /// The model's shape.
+    pub model: ModelShape,
+    /// The drafter and its draft length.
+    pub drafter: DrafterInfo,
+    /// How tokens were chosen.
+    pub sampling: SamplingInfo,
+    /// Whether verify and decode rows give the same bits.
+    pub verification: Verification,
+    /// The engine, as `specprof-cpu`, `vllm 0.33`, ...
+    pub engine: String,
+    /// The device that ran the model.
+    pub device: DeviceInfo,
+    /// What is known of the windows' rejected rows.
+    pub window_completeness: WindowCompleteness,
+    /// Logical or physical expert ids.
+    pub id_space: IdSpace,
+    /// SHA-256 over all emitted tokens in request order, hexadecimal; `null` until the run is complete.
+    pub token_hash: Option<String>,
+    /// Cost of the instrumentation where it was measured.
+    pub instrumentation: Instrumentation,
+    /// `true` wherever no real device ran; such a trace's times are not a device's times.
+    pub emulated: bool,
+    /// Whether gate weights are in `routes`.
+    pub router_weights: bool,
+    /// Whether prompt and output text are in `requests`.
+    pub text_stored: bool,
+    /// Notes of the writer for every report made of this trace.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
+    /// Part files by table, relative to the trace, in order.
+    pub tables: BTreeMap<String, Vec<PartFile>>,
+}
+
+/// One Parquet file of a table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartFile {
+    /// Path relative to the trace directory.
+    pub path: String,
+    /// Number of rows.
+    pub rows: u64,
+}
+
+/// The target model's shape as far as routing and cost need it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelShape {
+    /// Name of the checkpoint's folder, or of the built-in model.
+    pub name: String,
+    /// Architecture tag.
+    pub architecture: String,
+    /// SHA-256 over config, tokenizer and weight headers, hexadecimal, when known.
+    pub identity: Option<String>,
+    /// Number of target layers, dense ones included.
+    pub layers: u16,
+    /// Target layers with a router, absolute numbers.
+    pub moe_layers: Vec<u16>,
+    /// Draft-module layers with a router, absolute numbers (42 for Ling-3.0-flash's MTP).
+    pub draft_layers: Vec<u16>,
+    /// Routed experts per layer (E).
+    pub experts: u16,
+    /// Experts per token (k).
+    pub experts_per_token: u16,
+    /// Shared experts per layer.
+    pub shared_experts: u16,
+    /// Hidden size.
+    pub hidden_size: u32,
+    /// Intermediate size of one routed expert.
+    pub expert_size: u32,
+    /// Vocabulary size.
+    pub vocab_size: u32,
+    /// Stored format of the routed experts: `bf16`, `f32`, `fp8`, `mxfp4`, `int4`.
+    pub quantisation: String,
+    /// Stored bytes of one routed expert, scales included.
+    pub bytes_per_expert: u64,
+    /// Weight bytes that every decode step reads besides routed experts, when known.
+    pub bytes_other_per_step: Option<u64>,
+}
+
+/// The drafter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrafterInfo {
+    /// `mtp`, `ngram`, `dspark`, `none`, or a foreign engine's word.
+    pub kind: String,
+    /// Drafts per verify step (γ); 0 without drafting.
+    pub draft_len: u16,
+}
+
+/// How tokens were chosen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SamplingInfo {
+    /// 0 = greedy.
+    pub temperature: f64,
+    /// Nucleus mass, 1 = off.
+    pub top_p: f64,
+    /// Most likely tokens kept, 0 = off.
+    pub top_k: u32,
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// Upper bound of emitted tokens per request unless the request says otherwise.
+    pub max_new_tokens: u32,
+    /// Whether end-of-sequence tokens did not end a request.
+    pub ignore_eos: bool,
+}
+
+/// Whether verify rows are computed with the same arithmetic as decode rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verification {
+    /// Greedy speculative output equals plain greedy output bit for bit.
+    Exact,
+    /// Rows depend on the batch; near-ties may fall otherwise.
+    Batched,
+}
+
+/// What is known of rejected rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WindowCompleteness {
+    /// Every row of every window, rejected ones included.
+    Full,
+    /// Only rows that were kept: unions are lower bounds.
+    AcceptedOnly,
+    /// Only counts by expert.
+    Counts,
+    /// No windows at all.
+    None,
+}
+
+/// What the expert ids mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdSpace {
+    /// The checkpoint's expert numbers.
+    Logical,
+    /// Slots after replication or placement.
+    Physical,
+}
+
+/// The device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// `cpu` or `cuda`.
+    pub kind: String,
+    /// Name as the system gives it.
+    pub name: String,
+    /// Worker threads (CPU) or streaming multiprocessors (GPU).
+    pub units: Option<u32>,
+}
+
+/// What the recording itself did and cost.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Instrumentation {
+    /// Times the engine had to wait for the writer because its queue was full; nothing was dropped.
+    pub writer_waits: u64,
+    /// Total of those waits, ns.
+    pub writer_wait_ns: u64,
+    /// Measured share of the step time that the instrumentation costs, when measured.
+    pub overhead_share: Option<f64>,
+}
+
+/// A note that belongs under every report of the trace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// Stable word for machines.
+    pub code: String,
+    /// One sentence for people.
+    pub message: String,
+}
+
+impl Warning {
+    /// A warning of this code and sentence.
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into() }
+    }
+}
