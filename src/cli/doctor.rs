@@ -1,13 +1,151 @@
-//! `specprof doctor`.
+//! `specprof doctor`: what this machine can do, and why not.
 
 use super::exit::Failure;
 use super::ui::Ui;
+use crate::record::machine;
+use serde::Serialize;
+use std::fmt::Write;
 
-/// (under construction)
+const EXAMPLES: &str = "\
+Examples:
+  specprof doctor          what this machine can do
+  specprof doctor --json   the same for a script";
+
+/// Say what this machine can do and why not: processor, memory, GPU, profiling
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Print JSON instead of text
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Status {
+    /// Can be used.
+    Ok,
+    /// Can be used, with a reservation.
+    Warning,
+    /// Cannot be used; the message says why.
+    Unavailable,
+}
+
+/// One thing looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    status: Status,
+    message: String,
+    /// What to do about it.
+    hint: Option<&'static str>,
+}
+
+impl Check {
+    fn new(name: &'static str, status: Status, message: impl Into<String>) -> Self {
+        Self { name, status, message: message.into(), hint: None }
+    }
+
+    fn hint(mut self, hint: &'static str) -> Self {
+        self.hint = Some(hint);
+        self
+    }
+}
+
+/// Everything that `doctor` says.
+#[derive(Debug, Serialize)]
+struct Doctor {
+    schema: &'static str,
+    version: &'static str,
+    /// What `--backend auto` takes on this machine.
+    backend: &'static str,
+    checks: Vec<Check>,
+}
 
 /// Runs the command.
-pub fn run(_args: &Args, _ui: &mut Ui) -> Result<(), Failure> {
-    Err(Failure::Environment("not built yet".into()))
+///
+/// # Errors
+/// When stdout cannot be written.
+pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    let doctor = Doctor { schema: "specprof.doctor/1", version: env!("CARGO_PKG_VERSION"), backend: "cpu", checks: checks() };
+    if args.json {
+        let json = serde_json::to_string_pretty(&doctor).map_err(|e| Failure::Environment(e.to_string()))?;
+        return ui.result(&format!("{json}\n"));
+    }
+    let mut text = String::new();
+    for check in &doctor.checks {
+        let word = match check.status {
+            Status::Ok => "ok",
+            Status::Warning => "warning",
+            Status::Unavailable => "unavailable",
+        };
+        let _ = writeln!(text, "{:<12} {:<12} {}", check.name, word, check.message);
+        if let Some(hint) = check.hint {
+            let _ = writeln!(text, "{:<12} {:<12} {hint}", "", "");
+        }
+    }
+    let _ = writeln!(text, "\n`--backend auto` takes: {}", doctor.backend);
+    ui.result(&text)
+}
+
+fn checks() -> Vec<Check> {
+    vec![processor(), memory(), gpu(), driver_library(), cupti(), nvml(), cuda_backend()]
+}
+
+fn processor() -> Check {
+    let message = format!("{}, {} threads, {} kernels", machine::cpu_name(), machine::threads(), machine::simd());
+    if machine::simd() == "portable" {
+        return Check::new("cpu", Status::Warning, message)
+            .hint("no AVX2 with FMA: the engine runs on its portable path, several times slower");
+    }
+    Check::new("cpu", Status::Ok, message)
+}
+
+fn memory() -> Check {
+    match machine::memory() {
+        Some(m) => {
+            let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+            Check::new("memory", Status::Ok, format!("{:.1} GiB, {:.1} GiB available", gib(m.total), gib(m.available)))
+        }
+        None => Check::new("memory", Status::Warning, "unknown: /proc/meminfo cannot be read"),
+    }
+}
+
+fn gpu() -> Check {
+    let devices = machine::nvidia_devices();
+    match (machine::nvidia_driver(), devices.len()) {
+        (Some(version), n) if n > 0 => Check::new("gpu", Status::Ok, format!("{n} NVIDIA device(s), driver {version}")),
+        (Some(version), _) => Check::new("gpu", Status::Unavailable, format!("driver {version} is loaded, but there is no /dev/nvidia0"))
+            .hint("in a container, pass the devices through (for Docker: --gpus all)"),
+        (None, _) => Check::new("gpu", Status::Unavailable, "no NVIDIA driver is loaded"),
+    }
+}
+
+fn library(name: &'static str, file: &str, why: &str) -> Check {
+    match machine::shared_library(file) {
+        Some(path) => Check::new(name, Status::Ok, path.display().to_string()),
+        None => Check::new(name, Status::Unavailable, format!("{file} is not in the usual places or LD_LIBRARY_PATH; {why}")),
+    }
+}
+
+fn driver_library() -> Check {
+    library("libcuda", "libcuda.so", "it comes with the driver")
+}
+
+fn cupti() -> Check {
+    let found = library("cupti", "libcupti.so", "it comes with the CUDA toolkit (extras/CUPTI)");
+    if found.status == Status::Ok && machine::profiling_restricted() == Some(true) {
+        return Check::new("cupti", Status::Warning, format!("{}, but the driver lets only administrators profile", found.message))
+            .hint("load the module with NVreg_RestrictProfilingToAdminUsers=0, or run as root");
+    }
+    found
+}
+
+fn nvml() -> Check {
+    library("nvml", "libnvidia-ml.so", "it comes with the driver")
+}
+
+fn cuda_backend() -> Check {
+    Check::new("cuda backend", Status::Unavailable, "this build has no CUDA backend; recording runs on the CPU")
 }

@@ -1,0 +1,36 @@
+# List the recipes
+default:
+    @just --list
+
+# Record and report the built-in model
+demo:
+    cargo run --release -- demo
+
+# Every test (what CI runs)
+test *args:
+    tests/run {{args}}
+
+# Tests of everything that needs no polars: engine, recorder, trace
+test-fast:
+    cargo test --release --no-default-features
+
+# Format
+fmt:
+    cargo fmt
+
+# Lints, with and without the analysis
+lint:
+    cargo clippy --release --all-targets -- -D warnings
+    cargo clippy --release --no-default-features --all-targets -- -D warnings
+
+# Benchmarks; ratios within one run, never a test
+bench *args:
+    cargo bench --features peers {{args}}
+
+# API documentation
+doc:
+    cargo doc --no-deps
+
+# Accept changed snapshots after looking at them
+accept:
+    INSTA_UPDATE=always cargo test --release
