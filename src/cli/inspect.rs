@@ -1,13 +1,256 @@
-//! `specprof inspect`.
+//! `specprof inspect`: what a trace holds, and whether it keeps the format's rules.
 
 use super::exit::Failure;
-use super::ui::Ui;
+use super::ui::{Output, Ui};
+use crate::trace::manifest::Warning;
+use crate::trace::reader::TableSize;
+use crate::trace::validate::{Check, Validation, validate};
+use crate::trace::{Manifest, Phase, Steps, Trace};
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::PathBuf;
 
-/// (under construction)
+/// Show what a trace holds
+///
+/// Prints where the trace comes from, its model, its tables and the number of steps of each phase.
+/// With --check every rule of the format is verified: references, counts, order, hashes.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Trace directory
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// Verify the trace; exit 1 when a check fails
+    #[arg(long)]
+    check: bool,
+    /// Print JSON
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    /// Where to write to; `-` is stdout
+    #[arg(short, long, value_name = "FILE", default_value = "-", help_heading = "Output")]
+    output: PathBuf,
+}
+
+/// Everything that is shown; with `--json`, as it is.
+#[derive(Serialize)]
+struct Inspection<'a> {
+    schema: &'static str,
+    manifest: &'a Manifest,
+    tables: Vec<TableSize>,
+    totals: Totals,
+    warnings: &'a [Warning],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relaxed: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checks: Option<Vec<Check>>,
+}
+
+/// Sums over the trace.
+#[derive(Serialize)]
+struct Totals {
+    requests: u64,
+    steps: u64,
+    prefill_steps: u64,
+    decode_steps: u64,
+    verify_steps: u64,
+    rows: u64,
+    tokens_emitted: u64,
+    lowest_token: Option<u32>,
+    highest_token: Option<u32>,
+    bytes: u64,
+    /// Bytes of `routes` for one row of a pass through all layers; `null` without routes.
+    route_bytes_per_row: Option<f64>,
+}
 
 /// Runs the command.
-pub fn run(_args: &Args, _ui: &mut Ui) -> Result<(), Failure> {
-    Err(Failure::Environment("not built yet".into()))
+pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    let output = Output::open(Some(&args.output))?;
+    let trace = Trace::open(&args.trace)?;
+    let tables = trace.tables();
+    let totals = Totals::of(&trace.steps()?, &tables);
+    let validation = args.check.then(|| validate(&trace)).transpose()?;
+    let failed = validation.as_ref().map_or(0, Validation::failed);
+    let count = validation.as_ref().map_or(0, |v| v.checks.len());
+    let (relaxed, checks) = validation.map(|v| (v.relaxed, v.checks)).unzip();
+    let inspection = Inspection {
+        schema: "specprof.inspect/1",
+        manifest: trace.manifest(),
+        tables,
+        totals,
+        warnings: trace.warnings(),
+        relaxed,
+        checks,
+    };
+    let text = if args.json {
+        let json = serde_json::to_string_pretty(&inspection).map_err(|e| Failure::Input(format!("cannot render JSON: {e}")))?;
+        format!("{json}\n")
+    } else {
+        inspection.text(&trace)
+    };
+    output.finish(ui, &text)?;
+    if failed > 0 {
+        return Err(Failure::Check(format!("{}: {failed} of {count} checks failed", args.trace.display())));
+    }
+    Ok(())
+}
+
+impl Totals {
+    fn of(steps: &Steps, tables: &[TableSize]) -> Self {
+        let of = |name: &str| tables.iter().find(|t| t.name == name);
+        let phase = |wanted: Phase| steps.phase.iter().filter(|&&p| p == wanted).count() as u64;
+        let tokens = steps.emitted_tokens.values();
+        let rows: u64 = steps.rows.iter().copied().map(u64::from).sum();
+        let routes = of("routes").filter(|t| t.rows > 0 && rows > 0);
+        Self {
+            requests: of("requests").map_or(0, |t| t.rows),
+            steps: steps.len() as u64,
+            prefill_steps: phase(Phase::Prefill),
+            decode_steps: phase(Phase::Decode),
+            verify_steps: phase(Phase::Verify),
+            rows,
+            tokens_emitted: tokens.len() as u64,
+            lowest_token: tokens.iter().min().copied(),
+            highest_token: tokens.iter().max().copied(),
+            bytes: tables.iter().map(|t| t.bytes).sum(),
+            route_bytes_per_row: routes.map(|t| t.bytes as f64 / rows as f64),
+        }
+    }
+}
+
+/// Words of a trace come from anywhere: nothing in them may steer the terminal.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+impl Inspection<'_> {
+    fn text(&self, trace: &Trace) -> String {
+        let (m, t) = (self.manifest, &self.totals);
+        let mut out = String::new();
+        let mut fact = |name: &str, value: String| {
+            let _ = writeln!(out, "{name:<13}{}", plain(&value));
+        };
+        fact("trace", trace.dir().display().to_string());
+        fact("format", format!("{}, written by {}", m.format_version, m.written_by));
+        fact(
+            "state",
+            if m.complete {
+                "complete".into()
+            } else {
+                format!("incomplete: {}", m.incomplete_reason.as_deref().unwrap_or("no reason given"))
+            },
+        );
+        let model = &m.model;
+        fact("model", format!("{} ({})", model.name, model.architecture));
+        fact(
+            "shape",
+            format!(
+                "{} layers, {} of them routed; {} of {} experts per token and {} shared; hidden {}, expert {}",
+                model.layers,
+                model.moe_layers.len(),
+                model.experts_per_token,
+                model.experts,
+                model.shared_experts,
+                model.hidden_size,
+                model.expert_size
+            ),
+        );
+        fact(
+            "routed layers",
+            ranges(&model.moe_layers)
+                + &if model.draft_layers.is_empty() { String::new() } else { format!("; draft {}", ranges(&model.draft_layers)) },
+        );
+        fact("expert", format!("{} as {}", bytes(model.bytes_per_expert), model.quantisation));
+        fact("drafter", format!("{}, {} drafts per step", m.drafter.kind, m.drafter.draft_len));
+        let s = &m.sampling;
+        let chosen = if s.temperature == 0.0 {
+            "greedy".into()
+        } else {
+            format!("temperature {}, top-p {}, top-k {}", s.temperature, s.top_p, s.top_k)
+        };
+        fact("sampling", format!("{chosen}, seed {}", s.seed));
+        let units = m.device.units.map_or(String::new(), |u| format!(", {u} units"));
+        fact("engine", format!("{} on {} ({}{units})", m.engine, m.device.kind, m.device.name));
+        fact("verification", word(&m.verification));
+        fact("windows", format!("{}, {} expert ids", word(&m.window_completeness), word(&m.id_space)));
+        if m.emulated {
+            fact("emulated", "yes: its times are not a device's times".into());
+        }
+        fact("steps", format!("{}: {} prefill, {} decode, {} verify", t.steps, t.prefill_steps, t.decode_steps, t.verify_steps));
+        let range = t.lowest_token.zip(t.highest_token).map_or(String::new(), |(low, high)| format!(", ids {low} to {high}"));
+        fact("tokens", format!("{} emitted in {} requests{range}", t.tokens_emitted, t.requests));
+        fact("token hash", m.token_hash.clone().unwrap_or_else(|| "none".into()));
+        let waits = &m.instrumentation;
+        if waits.writer_waits > 0 {
+            fact(
+                "writer",
+                format!("the engine waited {} times for it, {:.1} ms in all", waits.writer_waits, waits.writer_wait_ns as f64 / 1e6),
+            );
+        }
+        let _ = writeln!(out, "\n{:<12}{:>8}{:>14}{:>12}", "table", "parts", "rows", "size");
+        for table in &self.tables {
+            let _ = writeln!(out, "{:<12}{:>8}{:>14}{:>12}", table.name, table.parts, table.rows, bytes(table.bytes));
+        }
+        if let Some(per_row) = t.route_bytes_per_row {
+            let _ = writeln!(out, "\nroutes take {per_row:.1} B per token (one row of a pass through all layers)");
+        }
+        if let Some(checks) = &self.checks {
+            let _ = writeln!(out);
+            for check in checks {
+                let _ = writeln!(out, "{:<7}{:<17}{}", if check.ok { "ok" } else { "FAILED" }, check.name, plain(&check.detail));
+            }
+        }
+        for warning in self.warnings {
+            let _ = writeln!(out, "\nwarning: {} [{}]", plain(&warning.message), plain(&warning.code));
+        }
+        out
+    }
+}
+
+/// The word that the manifest has for a value.
+fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// `2-41` for consecutive numbers, else a list of such ranges.
+fn ranges(layers: &[u16]) -> String {
+    let mut parts: Vec<(u16, u16)> = Vec::new();
+    for &layer in layers {
+        match parts.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(layer) => *last = layer,
+            _ => parts.push((layer, layer)),
+        }
+    }
+    let show = |&(a, b): &(u16, u16)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    if parts.is_empty() { "none".into() } else { parts.iter().map(show).collect::<Vec<_>>().join(", ") }
+}
+
+/// Bytes for people, in powers of 1000.
+fn bytes(n: u64) -> String {
+    let scaled = n as f64;
+    match n {
+        0..1_000 => format!("{n} B"),
+        1_000..1_000_000 => format!("{:.1} kB", scaled / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", scaled / 1e6),
+        _ => format!("{:.2} GB", scaled / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_layers_as_ranges() {
+        assert_eq!(ranges(&[]), "none");
+        assert_eq!(ranges(&[2, 3, 4, 7, 9, 10]), "2-4, 7, 9-10");
+    }
+
+    #[test]
+    fn shows_bytes_with_three_digits() {
+        assert_eq!((bytes(999), bytes(23_592_960)), ("999 B".into(), "23.6 MB".into()));
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(plain("a\u{1b}[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
+    }
 }

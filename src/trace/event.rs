@@ -73,6 +73,11 @@ impl FinishReason {
             Self::Aborted => "aborted",
         }
     }
+
+    /// The reason of a stored word.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Stop, Self::Length, Self::Aborted].into_iter().find(|r| r.as_str() == word)
+    }
 }
 
 /// One prompt and its generation, emitted when it ends.

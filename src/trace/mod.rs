@@ -4,14 +4,39 @@
 //! This module owns ids, expert sets, the events that producers emit, the column names, and the
 //! reading and writing of the files. It does not know who produces events or what they mean.
 
+mod columns;
+mod dictionary_pages;
 pub mod error;
 pub mod event;
 pub mod expert_set;
 pub mod manifest;
+mod output;
+mod part_file;
+pub mod parts;
 pub mod probe;
+pub mod reader;
+pub mod routes;
+pub mod schema;
+pub mod synth;
+pub mod tables;
+pub mod telemetry;
+mod thrift;
+pub mod token_hash;
+pub mod validate;
+pub mod version;
+pub mod writer;
 
 pub use error::TraceError;
 pub use event::{FinishReason, Module, Phase, RequestEvent, StepEvent, StepRoutes};
 pub use expert_set::ExpertSet;
 pub use manifest::{Manifest, ModelShape};
+pub use output::MANIFEST;
 pub use probe::Probe;
+pub use reader::Trace;
+pub use routes::{RouteBatch, RouteUnit};
+pub use synth::Synth;
+pub use tables::Steps;
+pub use telemetry::{HostSampler, TelemetrySample};
+pub use validate::validate;
+pub use version::{FORMAT_VERSION, FormatVersion};
+pub use writer::{Ending, TraceWriter, WriterOptions};

@@ -1,0 +1,220 @@
+//! Part files of a table: small ones at each commit, merged into large ones as they add up.
+//!
+//! The rows of small parts stay in memory until they are in a large one, so merging never reads.
+
+use super::columns::Columns;
+use super::manifest::PartFile;
+use super::{TraceError, schema};
+use arrow_array::RecordBatch;
+use arrow_schema::{DataType, SchemaRef};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
+use parquet::schema::types::ColumnPath;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Rows at which the small parts of `routes` become a large one: 4096 windows of 4 rows and 40 layers.
+pub const ROUTE_ROWS_PER_GROUP: usize = 650_000;
+/// The same for the other tables.
+const ROWS_PER_GROUP: usize = 65_536;
+/// Small parts beyond this are merged although they are not a large one yet.
+const MAX_SMALL_PARTS: usize = 32;
+/// Name ending of files that are being written.
+pub(super) const TEMPORARY: &str = ".tmp";
+
+/// A table of a trace that is being written.
+pub(super) struct Table<C> {
+    /// Rows of the next commit.
+    pub(super) pending: C,
+    name: &'static str,
+    dir: PathBuf,
+    schema: SchemaRef,
+    /// Of large parts, which stay.
+    properties: WriterProperties,
+    /// Of small parts, which are soon replaced: cheap to write.
+    small_properties: WriterProperties,
+    rows_per_group: usize,
+    next_part: u32,
+    large: Vec<PartFile>,
+    small: Vec<PartFile>,
+    /// The rows of the small parts.
+    tail: Vec<RecordBatch>,
+    tail_rows: usize,
+}
+
+impl<C: Columns> Table<C> {
+    /// A table without parts; its folder is created.
+    pub(super) fn create(trace: &Path, name: &'static str, schema: SchemaRef, pending: C) -> Result<Self, TraceError> {
+        let dir = trace.join(name);
+        fs::create_dir_all(&dir).map_err(io_error(&dir, "create the directory"))?;
+        let (properties, small_properties, rows_per_group) = if name == schema::ROUTES {
+            (route_properties(&schema), small_route_properties(&schema), ROUTE_ROWS_PER_GROUP)
+        } else {
+            let properties = base_properties().set_compression(zstd()).build();
+            (properties.clone(), properties, ROWS_PER_GROUP)
+        };
+        Ok(Self {
+            pending,
+            name,
+            dir,
+            schema,
+            properties,
+            small_properties,
+            rows_per_group,
+            next_part: 0,
+            large: Vec::new(),
+            small: Vec::new(),
+            tail: Vec::new(),
+            tail_rows: 0,
+        })
+    }
+
+    /// Whether there is enough for a large part: a commit now keeps memory bounded.
+    pub(super) fn is_full(&self) -> bool {
+        self.tail_rows + self.pending.rows() >= self.rows_per_group
+    }
+
+    /// Puts the pending rows on disk; `last` merges what is left. Files that the parts do not name any
+    /// more are added to `obsolete`, to be removed once the manifest is in place.
+    pub(super) fn flush(&mut self, last: bool, obsolete: &mut Vec<PathBuf>) -> Result<(), TraceError> {
+        let new_rows = self.pending.rows();
+        let merge = self.is_full() || self.small.len() >= MAX_SMALL_PARTS || last;
+        if new_rows == 0 && !(merge && self.small.len() > 1) {
+            return Ok(());
+        }
+        if new_rows > 0 {
+            let batch = self.pending.take().map_err(|e| TraceError::Event { what: format!("table {}: {e}", self.name) })?;
+            self.tail.push(batch);
+            self.tail_rows += new_rows;
+        }
+        if !merge {
+            let part = self.write(self.tail.len() - 1, false)?;
+            self.small.push(part);
+            return Ok(());
+        }
+        let large = self.tail_rows >= self.rows_per_group || last;
+        let part = self.write(0, large)?;
+        obsolete.extend(self.small.drain(..).filter_map(|p| Some(self.dir.join(Path::new(&p.path).file_name()?))));
+        if large {
+            self.large.push(part);
+            self.tail.clear();
+            self.tail_rows = 0;
+        } else {
+            self.small.push(part);
+        }
+        Ok(())
+    }
+
+    /// The parts that hold the table's rows now, in order.
+    pub(super) fn parts(&self) -> Vec<PartFile> {
+        self.large.iter().chain(&self.small).cloned().collect()
+    }
+
+    /// Writes the tail's batches from `first` on as one part file, whole or not at all.
+    fn write(&mut self, first: usize, large: bool) -> Result<PartFile, TraceError> {
+        let name = format!("part-{:05}.parquet", self.next_part);
+        let path = self.dir.join(&name);
+        let temporary = self.dir.join(format!("{name}{TEMPORARY}"));
+        let written = self.write_file(&temporary, &self.tail[first..], large).and_then(|rows| {
+            fs::rename(&temporary, &path).map_err(io_error(&path, "rename into place"))?;
+            Ok(rows)
+        });
+        let rows = written.inspect_err(|_| {
+            // Nothing half-written stays; what cannot be removed is not in the manifest either.
+            let _ = fs::remove_file(&temporary);
+        })?;
+        self.next_part += 1;
+        Ok(PartFile { path: format!("{}/{name}", self.name), rows })
+    }
+
+    fn write_file(&self, path: &Path, batches: &[RecordBatch], large: bool) -> Result<u64, TraceError> {
+        let file = File::create(path).map_err(io_error(path, "create the file"))?;
+        let parquet = |error| parquet_error(path, error);
+        let properties = if large { &self.properties } else { &self.small_properties };
+        let mut writer = ArrowWriter::try_new(&file, self.schema.clone(), Some(properties.clone())).map_err(parquet)?;
+        let mut rows = 0;
+        // Every batch ends with a step, so a row group that ends with a batch does, too.
+        for batch in batches {
+            writer.write(batch).map_err(parquet)?;
+            rows += batch.num_rows() as u64;
+            if writer.in_progress_rows() >= self.rows_per_group {
+                writer.flush().map_err(parquet)?;
+            }
+        }
+        writer.close().map_err(parquet)?;
+        file.sync_all().map_err(io_error(path, "write"))?;
+        Ok(rows)
+    }
+}
+
+fn zstd() -> Compression {
+    Compression::ZSTD(ZstdLevel::try_new(1).unwrap_or_default())
+}
+
+fn base_properties() -> WriterPropertiesBuilder {
+    WriterProperties::builder()
+        .set_created_by(concat!("specprof ", env!("CARGO_PKG_VERSION")).into())
+        .set_max_row_group_row_count(None)
+        .set_max_row_group_bytes(None)
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .set_offset_index_disabled(true)
+}
+
+/// `routes`: readers plan by the range of `step_id` and skip `module` where it is all one word.
+fn route_base() -> WriterPropertiesBuilder {
+    let mut properties = base_properties()
+        .set_compression(Compression::LZ4_RAW)
+        .set_statistics_enabled(EnabledStatistics::None)
+        .set_write_batch_size(8192)
+        .set_data_page_row_count_limit(65_536);
+    for key in [schema::col::STEP_ID, schema::col::MODULE] {
+        properties = properties.set_column_statistics_enabled(ColumnPath::from(key), EnabledStatistics::Chunk);
+    }
+    properties
+}
+
+/// Large parts: a dictionary of experts makes 9-bit indices, after which no codec finds anything; LZ4 is for
+/// the keys and costs nothing to read. Weights are noise in their low bytes: split, then zstd.
+fn route_properties(schema: &SchemaRef) -> WriterProperties {
+    let mut properties = route_base();
+    for field in schema.fields().iter().filter(|f| f.data_type() == &DataType::Float32) {
+        let column = ColumnPath::from(field.name().as_str());
+        properties = properties
+            .set_column_dictionary_enabled(column.clone(), false)
+            .set_column_encoding(column.clone(), Encoding::BYTE_STREAM_SPLIT)
+            .set_column_compression(column, zstd());
+    }
+    properties.build()
+}
+
+/// Small parts: looking ids up in a dictionary is what writing costs, and every row would pay it twice.
+fn small_route_properties(schema: &SchemaRef) -> WriterProperties {
+    let mut properties = route_base();
+    for field in schema.fields().iter().skip_while(|f| f.name() != schema::col::MODULE).skip(1) {
+        let column = ColumnPath::from(field.name().as_str());
+        properties =
+            properties.set_column_dictionary_enabled(column.clone(), false).set_column_compression(column, Compression::UNCOMPRESSED);
+    }
+    properties.build()
+}
+
+/// Wraps an error of the file system.
+pub(super) fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> TraceError {
+    let path = path.to_owned();
+    move |source| TraceError::Io { path, action, source }
+}
+
+/// An error of the Parquet writer: the file system's, found again below the library's wrapping.
+fn parquet_error(path: &Path, error: ParquetError) -> TraceError {
+    let source = match error {
+        ParquetError::External(cause) => match cause.downcast::<io::Error>() {
+            Ok(io) => *io,
+            Err(other) => io::Error::other(other.to_string()),
+        },
+        other => io::Error::other(other.to_string()),
+    };
+    TraceError::Io { path: path.to_owned(), action: "write", source }
+}

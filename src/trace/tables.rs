@@ -1,0 +1,345 @@
+//! The small tables as plain columns and structs: `steps`, `requests`, `telemetry`.
+
+use super::part_file::{PartHandle, guarded};
+use super::schema::{self, col};
+use super::telemetry::TelemetrySample;
+use super::{FinishReason, Phase, RequestEvent, TraceError};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type, Int64Type, UInt16Type, UInt32Type, UInt64Type};
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::{DataType, Schema};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+/// Rows that are decoded at a time: few, since a row may hold a long text.
+const BATCH_ROWS: usize = 1024;
+/// A part may always have this many rows...
+const FREE_ROWS: u64 = 4096;
+/// ...and beyond that this many for each of its bytes.
+const ROWS_PER_BYTE: u64 = 256;
+
+/// Lists of numbers, one a row, end to end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lists<T> {
+    values: Vec<T>,
+    ends: Vec<usize>,
+}
+
+impl<T> Default for Lists<T> {
+    fn default() -> Self {
+        Self { values: Vec::new(), ends: Vec::new() }
+    }
+}
+
+impl<T: Copy> Lists<T> {
+    fn push(&mut self, list: &[T]) {
+        self.values.extend_from_slice(list);
+        self.ends.push(self.values.len());
+    }
+
+    /// The list of a row; empty beyond the end and where there is none.
+    pub fn get(&self, row: usize) -> &[T] {
+        let Some(&end) = self.ends.get(row) else { return &[] };
+        let begin = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.values[begin..end]
+    }
+
+    /// All lists end to end.
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// Number of lists.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no list.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+}
+
+/// `steps`, one vector a column, in order of `step_id`.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[expect(missing_docs, reason = "as the fields of StepEvent")]
+pub struct Steps {
+    pub step_id: Vec<u32>,
+    pub request_id: Vec<u32>,
+    pub phase: Vec<Phase>,
+    pub rows: Vec<u16>,
+    pub accepted: Vec<u16>,
+    pub context_len: Vec<u32>,
+    pub host_begin_ns: Vec<i64>,
+    pub host_end_ns: Vec<i64>,
+    pub draft_host_ns: Vec<i64>,
+    pub target_host_ns: Vec<i64>,
+    pub device_ns: Vec<Option<i64>>,
+    pub emitted_tokens: Lists<u32>,
+    /// Empty unless asked for.
+    pub input_tokens: Lists<u32>,
+    /// `None` for a chain. Empty unless asked for.
+    pub parents: Vec<Option<Vec<i16>>>,
+    /// Empty unless asked for.
+    pub draft_probs: Vec<Option<Vec<f32>>>,
+}
+
+impl Steps {
+    /// Number of steps.
+    pub fn len(&self) -> usize {
+        self.step_id.len()
+    }
+
+    /// Whether there is no step.
+    pub fn is_empty(&self) -> bool {
+        self.step_id.is_empty()
+    }
+}
+
+/// Reads `steps`. `details` asks for input tokens, parents and draft probabilities, too.
+pub(super) fn read_steps(parts: &[PartHandle], details: bool) -> Result<Steps, TraceError> {
+    let mut steps = Steps::default();
+    let mut wanted = schema::steps();
+    if !details {
+        let left_out = [col::INPUT_TOKENS, col::PARENTS, col::DRAFT_PROBS];
+        let kept: Vec<_> = wanted.fields().iter().filter(|f| !left_out.contains(&f.name().as_str())).cloned().collect();
+        wanted = Schema::new(kept).into();
+    }
+    for part in parts {
+        read_part(part, schema::STEPS, &wanted, |rows| {
+            let first = steps.len();
+            steps.step_id.extend(rows.numbers::<UInt32Type>(col::STEP_ID)?);
+            steps.request_id.extend(rows.numbers::<UInt32Type>(col::REQUEST_ID)?);
+            steps.phase.extend(rows.words(col::PHASE, Phase::parse)?);
+            steps.rows.extend(rows.numbers::<UInt16Type>(col::ROWS)?);
+            steps.accepted.extend(rows.numbers::<UInt16Type>(col::ACCEPTED)?);
+            steps.context_len.extend(rows.numbers::<UInt32Type>(col::CONTEXT_LEN)?);
+            steps.host_begin_ns.extend(rows.numbers::<Int64Type>(col::HOST_BEGIN_NS)?);
+            steps.host_end_ns.extend(rows.numbers::<Int64Type>(col::HOST_END_NS)?);
+            steps.draft_host_ns.extend(rows.numbers::<Int64Type>(col::DRAFT_HOST_NS)?);
+            steps.target_host_ns.extend(rows.numbers::<Int64Type>(col::TARGET_HOST_NS)?);
+            steps.device_ns.extend(rows.maybe_numbers::<Int64Type>(col::DEVICE_NS)?);
+            rows.lists::<UInt32Type>(col::EMITTED_TOKENS, |list| {
+                steps.emitted_tokens.push(list.unwrap_or_default());
+                list.is_some()
+            })?;
+            if details {
+                rows.lists::<UInt32Type>(col::INPUT_TOKENS, |list| {
+                    steps.input_tokens.push(list.unwrap_or_default());
+                    list.is_some()
+                })?;
+                rows.lists::<Int16Type>(col::PARENTS, |list| {
+                    steps.parents.push(list.map(<[i16]>::to_vec));
+                    true
+                })?;
+                rows.lists::<Float32Type>(col::DRAFT_PROBS, |list| {
+                    steps.draft_probs.push(list.map(<[f32]>::to_vec));
+                    true
+                })?;
+            }
+            let before = first.saturating_sub(1);
+            match (before + 1..steps.step_id.len()).find(|&i| steps.step_id[i] <= steps.step_id[i - 1]) {
+                Some(i) if i >= first => Err(rows.error(i - first, &format!("step {} is out of order", steps.step_id[i]))),
+                _ => Ok(()),
+            }
+        })?;
+    }
+    Ok(steps)
+}
+
+/// Reads `requests`.
+pub(super) fn read_requests(parts: &[PartHandle]) -> Result<Vec<RequestEvent>, TraceError> {
+    let mut requests = Vec::new();
+    for part in parts {
+        // Decompressed text is bounded by the file as pages are.
+        let mut budget = usize::try_from(part.bytes.saturating_mul(1024)).unwrap_or(usize::MAX).saturating_add(64 << 20);
+        read_part(part, schema::REQUESTS, &schema::requests(), |rows| {
+            let request_id = rows.numbers::<UInt32Type>(col::REQUEST_ID)?;
+            let prompt_tokens = rows.numbers::<UInt32Type>(col::PROMPT_TOKENS)?;
+            let generated_tokens = rows.numbers::<UInt32Type>(col::GENERATED_TOKENS)?;
+            let finish_reason = rows.words(col::FINISH_REASON, FinishReason::parse)?;
+            let (ids, tags) = (rows.texts(col::ID, &mut budget)?, rows.texts(col::TAGS, &mut budget)?);
+            let (prompts, outputs) = (rows.texts(col::PROMPT_TEXT, &mut budget)?, rows.texts(col::OUTPUT_TEXT, &mut budget)?);
+            let texts = ids.into_iter().zip(tags).zip(prompts.into_iter().zip(outputs));
+            for (i, ((id, tags), (prompt_text, output_text))) in texts.enumerate() {
+                requests.push(RequestEvent {
+                    request_id: request_id[i],
+                    id: id.ok_or_else(|| rows.null(col::ID, i))?,
+                    prompt_tokens: prompt_tokens[i],
+                    generated_tokens: generated_tokens[i],
+                    finish_reason: finish_reason[i],
+                    tags: tags.ok_or_else(|| rows.null(col::TAGS, i))?,
+                    prompt_text,
+                    output_text,
+                });
+            }
+            Ok(())
+        })?;
+    }
+    Ok(requests)
+}
+
+/// Reads `telemetry`.
+pub(super) fn read_telemetry(parts: &[PartHandle]) -> Result<Vec<TelemetrySample>, TraceError> {
+    let mut samples = Vec::new();
+    for part in parts {
+        let mut budget = usize::try_from(part.bytes.saturating_mul(1024)).unwrap_or(usize::MAX).saturating_add(64 << 20);
+        read_part(part, schema::TELEMETRY, &schema::telemetry(), |rows| {
+            let time_ns = rows.numbers::<Int64Type>(col::TIME_NS)?;
+            let sm_clock_mhz = rows.maybe_numbers::<UInt32Type>(col::SM_CLOCK_MHZ)?;
+            let memory_clock_mhz = rows.maybe_numbers::<UInt32Type>(col::MEMORY_CLOCK_MHZ)?;
+            let power_w = rows.maybe_numbers::<Float64Type>(col::POWER_W)?;
+            let temperature_c = rows.maybe_numbers::<Float64Type>(col::TEMPERATURE_C)?;
+            let memory_used_bytes = rows.maybe_numbers::<UInt64Type>(col::MEMORY_USED_BYTES)?;
+            let host_load = rows.maybe_numbers::<Float64Type>(col::HOST_LOAD)?;
+            let cpu_mhz = rows.maybe_numbers::<Float64Type>(col::CPU_MHZ)?;
+            let rss_bytes = rows.maybe_numbers::<UInt64Type>(col::RSS_BYTES)?;
+            for (i, throttle_reasons) in rows.texts(col::THROTTLE_REASONS, &mut budget)?.into_iter().enumerate() {
+                samples.push(TelemetrySample {
+                    time_ns: time_ns[i],
+                    sm_clock_mhz: sm_clock_mhz[i],
+                    memory_clock_mhz: memory_clock_mhz[i],
+                    power_w: power_w[i],
+                    temperature_c: temperature_c[i],
+                    throttle_reasons,
+                    memory_used_bytes: memory_used_bytes[i],
+                    host_load: host_load[i],
+                    cpu_mhz: cpu_mhz[i],
+                    rss_bytes: rss_bytes[i],
+                });
+            }
+            Ok(())
+        })?;
+    }
+    Ok(samples)
+}
+
+/// Some decoded rows of a part, with what is needed to say where they are.
+struct Rows<'a> {
+    part: &'a PartHandle,
+    table: &'static str,
+    first_row: usize,
+    batch: RecordBatch,
+}
+
+/// Checks that the file has the wanted columns in the wanted types, then decodes them.
+fn read_part(
+    part: &PartHandle,
+    table: &'static str,
+    wanted: &Schema,
+    mut take: impl FnMut(&Rows<'_>) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    let found = part.metadata.schema();
+    let mut roots = Vec::with_capacity(wanted.fields().len());
+    for field in wanted.fields() {
+        let Some((index, column)) = found.fields().iter().enumerate().find(|(_, f)| f.name() == field.name()) else {
+            return Err(part.corrupt(format!("table {table} has no column {}", field.name())));
+        };
+        if !same_type(field.data_type(), column.data_type()) {
+            let (is, should) = (column.data_type(), field.data_type());
+            return Err(part.corrupt(format!("table {table}, column {} is of type {is}, not {should}", field.name())));
+        }
+        roots.push(index);
+    }
+    if part.rows() > FREE_ROWS.max(part.bytes.saturating_mul(ROWS_PER_BYTE)) {
+        return Err(part.corrupt(format!("table {table}: {} rows in {} bytes", part.rows(), part.bytes)));
+    }
+    let mut file = part.reopen()?;
+    let mask = ProjectionMask::roots(part.footer().file_metadata().schema_descr(), roots);
+    for group in part.footer().row_groups() {
+        for (index, chunk) in group.columns().iter().enumerate() {
+            if mask.leaf_included(index) {
+                part.check_pages(&mut file, chunk)?;
+            }
+        }
+    }
+    let build = || {
+        ParquetRecordBatchReaderBuilder::new_with_metadata(file, part.metadata.clone())
+            .with_projection(mask)
+            .with_batch_size(BATCH_ROWS)
+            .build()
+    };
+    let mut reader = guarded(&part.path, build)?;
+    let mut first_row = 0;
+    while let Some(batch) = guarded(&part.path, || reader.next().transpose().map_err(Into::into))? {
+        let rows = Rows { part, table, first_row, batch };
+        take(&rows)?;
+        first_row += rows.batch.num_rows();
+    }
+    if first_row as u64 != part.rows() {
+        return Err(part.corrupt(format!("table {table}: {first_row} rows, its footer says {}", part.rows())));
+    }
+    Ok(())
+}
+
+/// Whether a column of a file can be read as wanted. The file's types come from Parquet alone, where a
+/// dictionary is an encoding and no type, and lists may name their items differently.
+fn same_type(wanted: &DataType, found: &DataType) -> bool {
+    match (wanted, found) {
+        (DataType::Dictionary(_, wanted), found) => **wanted == *found,
+        (DataType::List(wanted), DataType::List(found)) => wanted.data_type() == found.data_type(),
+        (wanted, found) => wanted == found,
+    }
+}
+
+impl Rows<'_> {
+    fn error(&self, row: usize, what: &str) -> TraceError {
+        self.part.corrupt(format!("table {}, row {}: {what}", self.table, self.first_row + row))
+    }
+
+    fn null(&self, name: &str, row: usize) -> TraceError {
+        self.error(row, &format!("column {name} is null"))
+    }
+
+    fn column(&self, name: &str) -> Result<&dyn Array, TraceError> {
+        let column = self.batch.column_by_name(name);
+        column.map(AsRef::as_ref).ok_or_else(|| self.part.corrupt(format!("table {} has no column {name}", self.table)))
+    }
+
+    fn maybe_numbers<T: ArrowPrimitiveType>(&self, name: &str) -> Result<Vec<Option<T::Native>>, TraceError> {
+        let column = self.column(name)?.as_primitive_opt::<T>();
+        column.map(|c| c.iter().collect()).ok_or_else(|| self.part.corrupt(format!("table {}, column {name}: wrong type", self.table)))
+    }
+
+    fn numbers<T: ArrowPrimitiveType>(&self, name: &str) -> Result<Vec<T::Native>, TraceError> {
+        let values = self.maybe_numbers::<T>(name)?;
+        values.into_iter().enumerate().map(|(i, value)| value.ok_or_else(|| self.null(name, i))).collect()
+    }
+
+    fn text_column(&self, name: &str) -> Result<&arrow_array::StringArray, TraceError> {
+        let column = self.column(name)?.as_string_opt::<i32>();
+        column.ok_or_else(|| self.part.corrupt(format!("table {}, column {name}: wrong type", self.table)))
+    }
+
+    fn texts(&self, name: &str, budget: &mut usize) -> Result<Vec<Option<String>>, TraceError> {
+        let texts = self.text_column(name)?.iter().enumerate().map(|(i, text)| {
+            *budget = budget.checked_sub(text.map_or(0, str::len)).ok_or_else(|| self.error(i, "more text than the file can hold"))?;
+            Ok(text.map(str::to_owned))
+        });
+        texts.collect()
+    }
+
+    fn words<T>(&self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, TraceError> {
+        let words = self.text_column(name)?.iter().enumerate().map(|(i, word)| {
+            let word = word.ok_or_else(|| self.null(name, i))?;
+            parse(word).ok_or_else(|| {
+                self.error(i, &format!("column {name} has the unknown word `{}`", word.chars().take(40).collect::<String>().escape_debug()))
+            })
+        });
+        words.collect()
+    }
+
+    /// Hands over each row's list; `take` says whether that was allowed to be null.
+    fn lists<T: ArrowPrimitiveType>(&self, name: &str, mut take: impl FnMut(Option<&[T::Native]>) -> bool) -> Result<(), TraceError> {
+        let wrong = || self.part.corrupt(format!("table {}, column {name}: wrong type", self.table));
+        let lists = self.column(name)?.as_list_opt::<i32>().ok_or_else(wrong)?;
+        for i in 0..lists.len() {
+            let items = lists.is_valid(i).then(|| lists.value(i));
+            let items = items.as_ref().map(|items| items.as_primitive_opt::<T>().ok_or_else(wrong)).transpose()?;
+            if items.is_some_and(|items| items.null_count() > 0) || !take(items.map(|items| &items.values()[..])) {
+                return Err(self.null(name, i));
+            }
+        }
+        Ok(())
+    }
+}

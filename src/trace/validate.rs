@@ -1,0 +1,266 @@
+//! Whether a trace's tables agree with its manifest and with each other: `inspect --check`, importers, tests.
+
+use super::manifest::WindowCompleteness;
+use super::tables::Steps;
+use super::token_hash::TokenHasher;
+use super::{ExpertSet, Manifest, Phase, RequestEvent, TelemetrySample, Trace, TraceError};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One rule and whether the trace keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Stable name of the rule.
+    pub name: &'static str,
+    /// Whether the trace keeps it.
+    pub ok: bool,
+    /// What was compared; of a broken rule, the first place where it is.
+    pub detail: String,
+}
+
+/// All rules of a trace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Validation {
+    /// The rules, in the order in which they were checked.
+    pub checks: Vec<Check>,
+    /// Whether the trace is incomplete, so that rules about its end were relaxed.
+    pub relaxed: bool,
+}
+
+impl Validation {
+    /// Number of broken rules.
+    pub fn failed(&self) -> usize {
+        self.checks.iter().filter(|check| !check.ok).count()
+    }
+
+    fn add(&mut self, name: &'static str, broken: Option<String>, good: impl Into<String>) {
+        let ok = broken.is_none();
+        self.checks.push(Check { name, ok, detail: broken.unwrap_or_else(|| good.into()) });
+    }
+}
+
+/// Checks every rule.
+///
+/// # Errors
+/// [`TraceError::Corrupt`] when a table cannot be read at all.
+pub fn validate(trace: &Trace) -> Result<Validation, TraceError> {
+    let manifest = trace.manifest();
+    let steps = trace.steps_with_details()?;
+    let requests = trace.requests()?;
+    let telemetry = trace.telemetry()?;
+    let mut v = Validation { checks: Vec::new(), relaxed: !manifest.complete };
+    check_manifest(&mut v, manifest);
+    check_steps(&mut v, &steps);
+    check_requests(&mut v, &steps, &requests, manifest);
+    check_routes(&mut v, trace, &steps)?;
+    check_hash(&mut v, &steps, manifest);
+    check_telemetry(&mut v, &telemetry);
+    Ok(v)
+}
+
+fn check_manifest(v: &mut Validation, manifest: &Manifest) {
+    let model = &manifest.model;
+    let ascending = |layers: &[u16]| layers.windows(2).all(|pair| pair[0] < pair[1]);
+    let broken = if model.experts_per_token == 0 || model.experts_per_token > model.experts {
+        Some(format!("{} experts per token of {}", model.experts_per_token, model.experts))
+    } else if !ascending(&model.moe_layers) || model.moe_layers.last().is_some_and(|&last| last >= model.layers) {
+        Some(format!("moe_layers are not ascending numbers below {}", model.layers))
+    } else if !ascending(&model.draft_layers) {
+        Some("draft_layers are not ascending".into())
+    } else {
+        None
+    };
+    let good = format!("{} of {} experts in {} layers", model.experts_per_token, model.experts, model.moe_layers.len());
+    v.add("model_shape", broken, good);
+    let state = (manifest.complete, manifest.incomplete_reason.is_some(), manifest.token_hash.is_some());
+    let broken = match state {
+        (true, false, true) | (false, true, false) => None,
+        (true, ..) => Some("complete, but it has a reason for being incomplete or no token_hash".into()),
+        (false, ..) => Some("incomplete, but without a reason or with a token_hash".into()),
+    };
+    v.add("completeness", broken, if manifest.complete { "complete" } else { "incomplete, and says why: rules about the end are relaxed" });
+}
+
+fn first(steps: &Steps, mut broken: impl FnMut(usize) -> Option<String>) -> Option<String> {
+    (0..steps.len()).find_map(|i| broken(i).map(|what| format!("steps, row {i}: step {}: {what}", steps.step_id[i])))
+}
+
+fn check_steps(v: &mut Validation, steps: &Steps) {
+    // The reader refuses steps out of order.
+    v.add("step_order", None, format!("{} steps in ascending order", steps.len()));
+    let broken = first(steps, |i| {
+        let (rows, accepted, tokens) = (steps.rows[i], steps.accepted[i], steps.input_tokens.get(i).len());
+        let phase_rows = match steps.phase[i] {
+            Phase::Prefill => rows >= 1,
+            Phase::Decode => rows == 1,
+            Phase::Verify => rows >= 2,
+        };
+        if !phase_rows {
+            Some(format!("{rows} rows in a {} step", steps.phase[i].as_str()))
+        } else if accepted >= rows || (steps.phase[i] != Phase::Verify && accepted > 0) {
+            Some(format!("{accepted} drafts accepted in a {} step of {rows} rows", steps.phase[i].as_str()))
+        } else if tokens != usize::from(rows) {
+            Some(format!("{tokens} input tokens in {rows} rows"))
+        } else {
+            None
+        }
+    });
+    v.add("step_rows", broken, "rows, accepted drafts and input tokens agree");
+    let broken = first(steps, |i| {
+        let rows = usize::from(steps.rows[i]);
+        let parents = steps.parents[i].as_deref();
+        let probs = steps.draft_probs[i].as_deref();
+        let bad_parent =
+            |parents: &[i16]| parents.iter().enumerate().any(|(row, &parent)| parent < -1 || (row > 0 && i64::from(parent) >= row as i64));
+        if parents.is_some_and(|p| p.len() != rows || bad_parent(p)) {
+            Some(format!("parents do not fit {rows} rows"))
+        } else if probs.is_some_and(|p| p.len() + 1 != rows || p.iter().any(|q| !(0.0..=1.0).contains(q))) {
+            Some(format!("draft probabilities do not fit {rows} rows"))
+        } else {
+            None
+        }
+    });
+    v.add("step_drafts", broken, "parents and draft probabilities fit the rows");
+    let broken = first(steps, |i| {
+        let (emitted, most) = (steps.emitted_tokens.get(i).len(), usize::from(steps.accepted[i]) + 1);
+        // Verify and decode emit at least the bonus token, unless the request was cut before it.
+        (emitted > most || (emitted == 0 && steps.phase[i] != Phase::Prefill))
+            .then(|| format!("{emitted} tokens emitted, {most} are possible"))
+    });
+    v.add("step_emitted", broken, format!("{} tokens, at most accepted drafts + 1 a step", steps.emitted_tokens.values().len()));
+    let broken = first(steps, |i| {
+        let before = i.checked_sub(1).map_or(i64::MIN, |b| steps.host_begin_ns[b]);
+        (steps.host_end_ns[i] < steps.host_begin_ns[i]
+            || steps.host_begin_ns[i] < before
+            || steps.draft_host_ns[i] < 0
+            || steps.target_host_ns[i] < 0)
+            .then(|| "its times run backwards".into())
+    });
+    v.add("step_times", broken, "steps begin in order and end after they begin");
+}
+
+fn check_requests(v: &mut Validation, steps: &Steps, requests: &[RequestEvent], manifest: &Manifest) {
+    let mut by_id = BTreeMap::new();
+    let broken = requests.iter().enumerate().find_map(|(row, request)| {
+        by_id.insert(request.request_id, row).map(|_| format!("requests, row {row}: request {} is there twice", request.request_id))
+    });
+    v.add("request_ids", broken, format!("{} requests", requests.len()));
+    let known = |id: u32| by_id.contains_key(&id);
+    // Of an incomplete trace, requests that had not ended are not there yet.
+    let broken = if manifest.complete {
+        first(steps, |i| (!known(steps.request_id[i])).then(|| format!("there is no request {}", steps.request_id[i])))
+    } else {
+        None
+    };
+    v.add(
+        "step_request",
+        broken,
+        if manifest.complete { "every step's request is there" } else { "not checked: requests that had not ended are missing" },
+    );
+    let mut emitted: BTreeMap<u32, u64> = BTreeMap::new();
+    for i in 0..steps.len() {
+        *emitted.entry(steps.request_id[i]).or_default() += steps.emitted_tokens.get(i).len() as u64;
+    }
+    let broken = requests.iter().enumerate().find_map(|(row, request)| {
+        let sum = emitted.get(&request.request_id).copied().unwrap_or(0);
+        (sum != u64::from(request.generated_tokens))
+            .then(|| format!("requests, row {row}: {} tokens generated, its steps emit {sum}", request.generated_tokens))
+    });
+    v.add("request_tokens", broken, "generated tokens are the sum over the steps");
+    let broken = requests.iter().enumerate().find_map(|(row, request)| {
+        let object_or_list = serde_json::from_str::<serde_json::Value>(&request.tags).is_ok_and(|v| v.is_object() || v.is_array());
+        (!object_or_list).then(|| format!("requests, row {row}: tags are neither a JSON object nor a list"))
+    });
+    v.add("request_tags", broken, "tags are JSON");
+}
+
+fn check_routes(v: &mut Validation, trace: &Trace, steps: &Steps) -> Result<(), TraceError> {
+    let model = &trace.manifest().model;
+    let target: BTreeSet<u16> = model.moe_layers.iter().copied().collect();
+    let draft: BTreeSet<u16> = model.draft_layers.iter().copied().collect();
+    let mut broken_step = None;
+    let mut broken_layer = None;
+    let mut broken_row = None;
+    let mut broken_ids = None;
+    let mut target_rows = vec![0u64; steps.len()];
+    let mut by_layer: BTreeMap<u16, u64> = BTreeMap::new();
+    let mut total = 0u64;
+    for unit in trace.route_units()? {
+        let mut reader = unit.read(false);
+        // Steps ascend in both tables: one goes along with the other.
+        let mut at = 0;
+        while let Some(batch) = reader.next_batch()? {
+            total += batch.len() as u64;
+            for i in 0..batch.len() {
+                let place = || format!("{}, row {}", batch.part.display(), batch.first_row + i as u64);
+                let (step, layer, row, is_draft) = (batch.step_id[i], batch.layer[i], batch.row[i], batch.draft[i]);
+                let mut set = ExpertSet::EMPTY;
+                batch.ids.iter().for_each(|column| set.insert(column[i]));
+                if broken_ids.is_none()
+                    && usize::from(model.experts) <= super::expert_set::MAX_EXPERTS
+                    && set.len() as usize != batch.ids.len()
+                {
+                    broken_ids = Some(format!("{}: an expert is there twice", place()));
+                }
+                let layers = if is_draft { &draft } else { &target };
+                if broken_layer.is_none() && !layers.contains(&layer) {
+                    let whose = if is_draft { "draft" } else { "target" };
+                    broken_layer = Some(format!("{}: the {whose} has no routed layer {layer}", place()));
+                }
+                if steps.step_id.get(at) != Some(&step) {
+                    at = steps.step_id.partition_point(|&id| id < step);
+                }
+                if steps.step_id.get(at) != Some(&step) {
+                    broken_step.get_or_insert_with(|| format!("{}: there is no step {step}", place()));
+                } else if !is_draft {
+                    target_rows[at] += 1;
+                    *by_layer.entry(layer).or_default() += 1;
+                    if broken_row.is_none() && row >= steps.rows[at] {
+                        broken_row = Some(format!("{}: row {row} of a step of {} rows", place(), steps.rows[at]));
+                    }
+                }
+            }
+        }
+    }
+    v.add("route_order", None, format!("{total} rows in order of step, layer and row; every id below {}", model.experts));
+    v.add("route_step", broken_step, "every row's step is there");
+    v.add("route_layer", broken_layer, "every row's layer has a router");
+    v.add("route_row", broken_row, "every row is one of its step");
+    v.add("route_ids", broken_ids, "the experts of a row are distinct");
+    let full = trace.manifest().window_completeness == WindowCompleteness::Full;
+    let broken = full.then(|| {
+        first(steps, |i| {
+            let want = u64::from(steps.rows[i]) * target.len() as u64;
+            // A recorder may leave out the routes of a prefill, but not half of them.
+            let left_out = steps.phase[i] == Phase::Prefill && target_rows[i] == 0;
+            (target_rows[i] != want && !left_out).then(|| format!("{} route rows, {want} expected", target_rows[i]))
+        })
+    });
+    let good = if full { "every window has all rows in every layer" } else { "not checked: the windows are not said to be full" };
+    v.add("route_windows", broken.flatten(), good);
+    let counts: BTreeSet<u64> = target.iter().map(|layer| by_layer.get(layer).copied().unwrap_or(0)).collect();
+    let broken = (full && counts.len() > 1)
+        .then(|| format!("layers have from {:?} to {:?} rows", counts.first().unwrap_or(&0), counts.last().unwrap_or(&0)));
+    v.add("route_layers", broken, "every layer has the same number of rows");
+    Ok(())
+}
+
+fn check_hash(v: &mut Validation, steps: &Steps, manifest: &Manifest) {
+    let mut hasher = TokenHasher::default();
+    for i in 0..steps.len() {
+        hasher.add(steps.request_id[i], steps.emitted_tokens.get(i));
+    }
+    let computed = hasher.finish();
+    let broken = match &manifest.token_hash {
+        Some(stored) if *stored != computed => Some(format!("the manifest has {stored}, the steps give {computed}")),
+        _ => None,
+    };
+    let good = if manifest.token_hash.is_some() { computed } else { "not checked: an incomplete trace has none".into() };
+    v.add("token_hash", broken, good);
+}
+
+fn check_telemetry(v: &mut Validation, samples: &[TelemetrySample]) {
+    let broken = samples.windows(2).position(|pair| pair[1].time_ns < pair[0].time_ns);
+    let broken = broken.map(|i| format!("telemetry, row {}: time runs backwards", i + 1));
+    v.add("telemetry_order", broken, format!("{} samples in order of time", samples.len()));
+}

@@ -1,0 +1,385 @@
+//! Writes a trace while it is recorded, on a thread of its own.
+//!
+//! Twice a second what has come in is committed: part files first, then the manifest that names them,
+//! each under a temporary name, synced and renamed. A process killed at any moment leaves the commit before.
+
+use super::columns::{RequestColumns, RouteColumns, StepColumns, TelemetryColumns};
+use super::event::StepEvent;
+use super::manifest::Manifest;
+use super::parts::{Table, io_error};
+use super::telemetry::TelemetrySample;
+use super::token_hash::TokenHasher;
+use super::version::FORMAT_VERSION;
+use super::{Probe, RequestEvent, TraceError, output, schema};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How to write.
+#[derive(Debug, Clone)]
+pub struct WriterOptions {
+    /// Replace a trace that is already there.
+    pub force: bool,
+    /// Longest time that an event waits for its commit.
+    pub flush_interval: Duration,
+    /// Events that may wait for the writer's thread; the engine waits when there are more.
+    pub queue: usize,
+}
+
+impl Default for WriterOptions {
+    fn default() -> Self {
+        Self { force: false, flush_interval: Duration::from_millis(500), queue: 256 }
+    }
+}
+
+/// How a recording ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// As planned: everything is in the trace.
+    Complete,
+    /// Before its time, and why: `interrupted`, ...
+    Incomplete(String),
+}
+
+/// The reason in the manifest of a trace that is being written.
+pub const RECORDING: &str = "recording";
+
+/// A trace that is being written. Dropped without [`TraceWriter::finish`], it stays incomplete.
+#[derive(Debug)]
+pub struct TraceWriter {
+    dir: PathBuf,
+    facts: Manifest,
+    sender: SyncSender<Message>,
+    thread: Option<JoinHandle<Result<Manifest, TraceError>>>,
+    shared: Arc<Shared>,
+    last_step: Option<u32>,
+}
+
+/// Puts samples of the machine's state into a trace that is being written.
+#[derive(Debug, Clone)]
+pub struct TelemetrySink(SyncSender<Message>);
+
+impl TelemetrySink {
+    /// Hands a sample over if there is room for it.
+    pub fn offer(&self, sample: TelemetrySample) {
+        let _ = self.0.try_send(Message::Telemetry(Box::new(sample)));
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    waits: AtomicU64,
+    wait_ns: AtomicU64,
+    /// Why the thread ended before it was told to.
+    failure: Mutex<Option<TraceError>>,
+}
+
+enum Message {
+    Step(Box<StepEvent>),
+    Request(Box<RequestEvent>),
+    Telemetry(Box<TelemetrySample>),
+    Finish(Box<Manifest>, Ending),
+    Abandon,
+}
+
+impl TraceWriter {
+    /// Creates the directory with a first manifest and starts the writer's thread. Of `facts`, the writer
+    /// itself sets the version, completeness, hash, tables and waits.
+    ///
+    /// # Errors
+    /// [`TraceError::Exists`] when something is there (with `force`: [`TraceError::NotATrace`] when that is
+    /// not a trace), [`TraceError::Io`] when the directory cannot be written.
+    pub fn create(dir: &Path, facts: Manifest, options: &WriterOptions) -> Result<Self, TraceError> {
+        let shared = Arc::new(Shared::default());
+        let store = Store::create(dir, &facts, options, Arc::clone(&shared))?;
+        let (sender, receiver) = sync_channel(options.queue.max(1));
+        let interval = options.flush_interval;
+        let run = move || store.run(&receiver, interval);
+        let thread =
+            std::thread::Builder::new().name("trace-writer".into()).spawn(run).map_err(io_error(dir, "start the writer thread"))?;
+        Ok(Self { dir: dir.to_owned(), facts, sender, thread: Some(thread), shared, last_step: None })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The run's facts, to be completed before [`TraceWriter::finish`] (warnings, measured overhead).
+    pub fn facts_mut(&mut self) -> &mut Manifest {
+        &mut self.facts
+    }
+
+    /// Where a sampler of the machine's state puts its samples.
+    pub fn telemetry(&self) -> TelemetrySink {
+        TelemetrySink(self.sender.clone())
+    }
+
+    /// Writes what is left and the last manifest, which it returns.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] when it cannot be written; the trace then holds what was committed before.
+    pub fn finish(mut self, ending: Ending) -> Result<Manifest, TraceError> {
+        let facts = Box::new(self.facts.clone());
+        // A closed queue means that the thread has failed: its result says why.
+        let _ = self.sender.send(Message::Finish(facts, ending));
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<Manifest, TraceError> {
+        let dead = || TraceError::Io { path: self.dir.clone(), action: "write", source: io::Error::other("the writer thread is gone") };
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(ended)) => ended,
+            Some(Err(_)) | None => Err(dead()),
+        }
+    }
+
+    fn send(&mut self, message: Message) -> Result<(), TraceError> {
+        let sent = match self.sender.try_send(message) {
+            Err(TrySendError::Full(message)) => {
+                let begin = Instant::now();
+                let sent = self.sender.send(message).is_ok();
+                self.shared.waits.fetch_add(1, Ordering::Relaxed);
+                let waited = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.shared.wait_ns.fetch_add(waited, Ordering::Relaxed);
+                sent
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+            Ok(()) => true,
+        };
+        if sent {
+            return Ok(());
+        }
+        let failure = self.shared.failure.lock().ok().and_then(|failure| failure.as_ref().map(copy_of));
+        Err(failure.unwrap_or_else(|| TraceError::Io {
+            path: self.dir.clone(),
+            action: "write",
+            source: io::Error::other("the writer thread is gone"),
+        }))
+    }
+
+    /// Whether an event fits the trace; columns of unequal length or unordered steps could not be read back.
+    fn check(&self, step: &StepEvent) -> Result<(), TraceError> {
+        let wrong = |what: String| Err(TraceError::Event { what: format!("step {}: {what}", step.step_id) });
+        let rows = step.rows();
+        if self.last_step.is_some_and(|last| step.step_id <= last) {
+            return wrong("it does not come after the step before".into());
+        }
+        if rows == 0 || rows > usize::from(u16::MAX) {
+            return wrong(format!("it has {rows} rows"));
+        }
+        if usize::from(step.accepted) >= rows {
+            return wrong(format!("it accepts {} drafts in {rows} rows", step.accepted));
+        }
+        if step.parents.as_ref().is_some_and(|p| p.len() != rows) || step.draft_probs.as_ref().is_some_and(|p| p.len() + 1 != rows) {
+            return wrong(format!("parents or draft probabilities do not match its {rows} rows"));
+        }
+        let routes = &step.routes;
+        if routes.blocks.is_empty() && routes.ids.is_empty() {
+            return Ok(());
+        }
+        let k = usize::from(self.facts.model.experts_per_token);
+        if routes.k != k {
+            return wrong(format!("{} experts per row, the model has {k}", routes.k));
+        }
+        let route_rows: usize = routes.blocks.iter().map(|b| usize::from(b.rows)).sum();
+        if routes.ids.len() != route_rows * k || routes.blocks.iter().any(|b| b.first_row.checked_add(b.rows).is_none()) {
+            return wrong(format!("{} expert ids in {route_rows} routed rows", routes.ids.len()));
+        }
+        if self.facts.router_weights && routes.weights.len() != routes.ids.len() {
+            return wrong(format!("{} gate weights for {} expert ids", routes.weights.len(), routes.ids.len()));
+        }
+        match routes.ids.iter().max() {
+            Some(&id) if id >= self.facts.model.experts => wrong(format!("expert {id} of {}", self.facts.model.experts)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Probe for TraceWriter {
+    fn wants_weights(&self) -> bool {
+        self.facts.router_weights
+    }
+
+    fn step(&mut self, step: StepEvent) -> Result<(), TraceError> {
+        self.check(&step)?;
+        self.last_step = Some(step.step_id);
+        self.send(Message::Step(Box::new(step)))
+    }
+
+    fn request(&mut self, request: RequestEvent) -> Result<(), TraceError> {
+        self.send(Message::Request(Box::new(request)))
+    }
+}
+
+impl Drop for TraceWriter {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            let _ = self.sender.send(Message::Abandon);
+            let _ = self.join();
+        }
+    }
+}
+
+/// `io::Error` cannot be cloned; this keeps the code and the text.
+fn copy_of(error: &TraceError) -> TraceError {
+    match error {
+        TraceError::Io { path, action, source } => {
+            let source =
+                source.raw_os_error().map_or_else(|| io::Error::new(source.kind(), source.to_string()), io::Error::from_raw_os_error);
+            TraceError::Io { path: path.clone(), action, source }
+        }
+        other => TraceError::Event { what: other.to_string() },
+    }
+}
+
+/// The writer's thread: tables, manifest, hash.
+struct Store {
+    dir: PathBuf,
+    manifest: Manifest,
+    requests: Table<RequestColumns>,
+    steps: Table<StepColumns>,
+    routes: Table<RouteColumns>,
+    telemetry: Table<TelemetryColumns>,
+    hasher: TokenHasher,
+    shared: Arc<Shared>,
+}
+
+impl Store {
+    fn create(dir: &Path, facts: &Manifest, options: &WriterOptions, shared: Arc<Shared>) -> Result<Self, TraceError> {
+        let mut manifest = facts.clone();
+        manifest.format_version = FORMAT_VERSION.to_string();
+        manifest.complete = false;
+        manifest.incomplete_reason = Some(RECORDING.into());
+        manifest.ended_unix_ns = None;
+        manifest.token_hash = None;
+        manifest.tables = schema::TABLES.iter().map(|&name| (name.to_owned(), Vec::new())).collect();
+        output::claim(dir, &manifest, options.force)?;
+        let k = usize::from(facts.model.experts_per_token);
+        let weights = facts.router_weights;
+        let store = Self {
+            dir: dir.to_owned(),
+            manifest,
+            requests: Table::create(dir, schema::REQUESTS, schema::requests(), RequestColumns::new())?,
+            steps: Table::create(dir, schema::STEPS, schema::steps(), StepColumns::new())?,
+            routes: Table::create(dir, schema::ROUTES, schema::routes(k, weights), RouteColumns::new(k, weights))?,
+            telemetry: Table::create(dir, schema::TELEMETRY, schema::telemetry(), TelemetryColumns::new())?,
+            hasher: TokenHasher::default(),
+            shared,
+        };
+        output::sync_directory(dir)?;
+        Ok(store)
+    }
+
+    fn run(mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Manifest, TraceError> {
+        self.receive(queue, interval).inspect_err(|error| self.fail(error))
+    }
+
+    fn receive(&mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Manifest, TraceError> {
+        // When the oldest uncommitted event has to be on disk.
+        let mut due: Option<Instant> = None;
+        loop {
+            let message = match due {
+                Some(due) => queue.recv_timeout(due.saturating_duration_since(Instant::now())),
+                None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match message {
+                Ok(Message::Step(step)) => {
+                    self.hasher.add(step.request_id, &step.emitted_tokens);
+                    self.steps.pending.push(&step);
+                    self.routes.pending.push(step.step_id, &step.routes);
+                }
+                Ok(Message::Request(request)) => self.requests.pending.push(*request),
+                Ok(Message::Telemetry(sample)) => self.telemetry.pending.push(*sample),
+                Ok(Message::Finish(facts, ending)) => return self.finish(*facts, ending),
+                Ok(Message::Abandon) | Err(RecvTimeoutError::Disconnected) => {
+                    let facts = self.manifest.clone();
+                    return self.finish(facts, Ending::Incomplete("the recorder ended without closing the trace".into()));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let due_at = *due.get_or_insert_with(|| Instant::now() + interval);
+            if self.routes.is_full() || Instant::now() >= due_at {
+                self.commit(false)?;
+                due = None;
+            }
+        }
+    }
+
+    fn finish(&mut self, facts: Manifest, ending: Ending) -> Result<Manifest, TraceError> {
+        let tables = std::mem::take(&mut self.manifest.tables);
+        self.manifest = Manifest { tables, ..facts };
+        self.manifest.format_version = FORMAT_VERSION.to_string();
+        (self.manifest.complete, self.manifest.incomplete_reason, self.manifest.token_hash) = match ending {
+            Ending::Complete => (true, None, Some(self.hasher.finish())),
+            Ending::Incomplete(reason) => (false, Some(reason), None),
+        };
+        self.manifest.ended_unix_ns = Some(unix_ns());
+        self.commit(true)?;
+        Ok(self.manifest.clone())
+    }
+
+    /// Parts, then the manifest that names them, then the removal of what they replace.
+    fn commit(&mut self, last: bool) -> Result<(), TraceError> {
+        let mut obsolete = Vec::new();
+        self.routes.flush(last, &mut obsolete)?;
+        self.steps.flush(last, &mut obsolete)?;
+        self.requests.flush(last, &mut obsolete)?;
+        self.telemetry.flush(last, &mut obsolete)?;
+        let tables = BTreeMap::from([
+            (schema::REQUESTS.to_owned(), self.requests.parts()),
+            (schema::STEPS.to_owned(), self.steps.parts()),
+            (schema::ROUTES.to_owned(), self.routes.parts()),
+            (schema::TELEMETRY.to_owned(), self.telemetry.parts()),
+        ]);
+        for (name, parts) in &tables {
+            if self.manifest.tables.get(name) != Some(parts) {
+                output::sync_directory(&self.dir.join(name))?;
+            }
+        }
+        let next = Manifest { tables, ..self.manifest.clone() };
+        self.manifest = self.write_manifest(next)?;
+        for path in obsolete {
+            // A file that stays does not belong to the trace: the manifest does not list it.
+            let _ = fs::remove_file(path);
+        }
+        Ok(())
+    }
+
+    fn write_manifest(&self, mut manifest: Manifest) -> Result<Manifest, TraceError> {
+        manifest.instrumentation.writer_waits = self.shared.waits.load(Ordering::Relaxed);
+        manifest.instrumentation.writer_wait_ns = self.shared.wait_ns.load(Ordering::Relaxed);
+        output::write_manifest(&self.dir, &manifest)?;
+        Ok(manifest)
+    }
+
+    /// Says in the manifest, where it can still be written, why the trace ends here, and to the engine.
+    fn fail(&mut self, error: &TraceError) {
+        let reason = match error {
+            TraceError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "disk full".to_owned(),
+            other => other.to_string(),
+        };
+        // The tables are those of the commit before: `commit` sets them only when it has succeeded.
+        let incomplete = Manifest {
+            complete: false,
+            token_hash: None,
+            incomplete_reason: Some(format!("cannot write: {reason}")),
+            ..self.manifest.clone()
+        };
+        let _ = self.write_manifest(incomplete);
+        if let Ok(mut failure) = self.shared.failure.lock() {
+            *failure = Some(copy_of(error));
+        }
+    }
+}
+
+/// Now, ns since the Unix epoch.
+pub(super) fn unix_ns() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+}
