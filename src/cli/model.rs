@@ -1,13 +1,140 @@
-//! `specprof model`.
+//! `specprof model`: what a checkpoint or a preset consists of, whether it fits, and what its verify steps would read.
+
+mod render;
+mod summary;
 
 use super::exit::Failure;
 use super::ui::Ui;
+use crate::engine::presets::{PRESETS, Preset};
+use crate::engine::{Checkpoint, builtin};
+use std::path::{Path, PathBuf};
+use summary::Summary;
 
-/// (under construction)
+/// Show a model's parameters and bytes by component, whether it fits, and a forecast of its verify ratio
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(
+    after_help = "The forecast is a model of bytes, not a measurement; `specprof model MODEL --json` lists what it takes for granted."
+)]
+pub struct Args {
+    /// A checkpoint's folder, `demo` (the built-in model), or a preset without weights: ling-3.0-flash, ling-3.0-flash-fp8,
+    /// ling-3.0-flash-fp4, ling-3.0-flash-int4, ling-3.0-tiny
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Context length in tokens for the bytes of the attention cache
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000_000))]
+    context: u32,
+    /// Rows of a verify step to forecast: numbers and ranges, such as 2-6,9
+    #[arg(long, value_name = "LIST", default_value = "2-6,8,9", value_parser = parse_rows)]
+    rows: Rows,
+    /// Write JSON instead of tables
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    golden: GoldenArgs,
+}
+
+/// Comparison with a reference's tensors: its own mode of the command, apart from everything else in this file.
+#[derive(Debug, clap::Args)]
+struct GoldenArgs {
+    /// Run the engine on a reference's tokens and compare every tensor
+    #[arg(long, value_name = "FILE", help_heading = "Golden set")]
+    golden: Option<PathBuf>,
+    /// Where to run it
+    #[arg(long, value_enum, requires = "golden", default_value_t = GoldenBackend::Cpu, help_heading = "Golden set")]
+    backend: GoldenBackend,
+    /// The target of a drafter's checkpoint
+    #[arg(long, value_name = "DIR", requires = "golden", hide = true)]
+    target: Option<PathBuf>,
+}
+
+/// `--backend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum GoldenBackend {
+    /// The CPU engine
+    Cpu,
+    /// The CUDA engine
+    Cuda,
+}
 
 /// Runs the command.
-pub fn run(_args: &Args, _ui: &mut Ui) -> Result<(), Failure> {
-    Err(Failure::Environment("not built yet".into()))
+pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    if let Some(file) = &args.golden.golden {
+        return compare(args, file, ui);
+    }
+    let summary = match args.model.to_str().and_then(Preset::find) {
+        Some(preset) => Summary::of_preset(&preset, args.context as usize, &args.rows.0)?,
+        None => Summary::of_checkpoint(&open(&args.model)?, args.context as usize, &args.rows.0),
+    };
+    if args.json {
+        let text = serde_json::to_string_pretty(&summary).map_err(|e| Failure::Environment(format!("cannot write JSON: {e}")))?;
+        ui.result(&format!("{text}\n"))
+    } else {
+        ui.result(&render::text(&summary, ui.width(), ui.color()))
+    }
+}
+
+/// `--golden`: refusals first, so that nothing large is opened for nothing.
+fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
+    if args.golden.backend == GoldenBackend::Cuda {
+        let text = "--backend cuda: there is no CUDA backend in this build; run the comparison with --backend cpu";
+        return Err(Failure::Environment(text.into()));
+    }
+    if args.golden.target.is_some() {
+        return Err(Failure::Input("--target: drafters that need a target are not in this build; leave it out".into()));
+    }
+    super::golden::run(&open(&args.model)?, file, args.json, ui)
+}
+
+/// Opens a checkpoint; a name that is neither folder nor preset is told what names there are.
+fn open(name: &Path) -> Result<Checkpoint, Failure> {
+    let known = name.as_os_str() == builtin::ALIAS || name.exists();
+    if !known {
+        let presets: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+        let names = format!("a checkpoint's folder, `{}`, or one of {}", builtin::ALIAS, presets.join(", "));
+        return Err(Failure::Input(format!("{}: no such folder or preset; name {names}", name.display())));
+    }
+    Ok(Checkpoint::resolve(name)?)
+}
+
+/// `--rows`: distinct numbers in ascending order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rows(Vec<usize>);
+
+/// More rows than any drafter proposes; keeps the table readable.
+const MAX_ROWS: usize = 512;
+
+fn parse_rows(text: &str) -> Result<Rows, String> {
+    let number = |s: &str| match s.trim().parse::<usize>() {
+        Ok(n) if (1..=MAX_ROWS).contains(&n) => Ok(n),
+        _ => Err(format!("{s:?} is not a number from 1 to {MAX_ROWS}")),
+    };
+    let mut rows = Vec::new();
+    for part in text.split(',') {
+        match part.split_once('-') {
+            Some((first, last)) => {
+                let (first, last) = (number(first)?, number(last)?);
+                if first > last {
+                    return Err(format!("{part:?} runs backwards"));
+                }
+                rows.extend(first..=last);
+            }
+            None => rows.push(number(part)?),
+        }
+    }
+    rows.sort_unstable();
+    rows.dedup();
+    Ok(Rows(rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_lists() {
+        assert_eq!(parse_rows("2-4,9,3").unwrap().0, [2, 3, 4, 9]);
+        for wrong in ["", "0", "4-2", "x", "2-", "513", "-3", "1,,2"] {
+            assert!(parse_rows(wrong).is_err(), "{wrong:?}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! `config.json` to the shape of the model, refusing by name what is not implemented.
+//! The shape of the model. [`super::config_read`] makes it from `config.json`.
 
 /// Shape and constants of a BailingMoeV3 model. Sizes are numbers of elements.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +43,8 @@ pub struct ModelConfig {
     pub groups: usize,
     /// Groups kept per token.
     pub groups_kept: usize,
+    /// Whether the router adds a bias to its scores when it selects.
+    pub router_bias: bool,
     /// Factor on the normalised gate weights.
     pub routed_scaling: f32,
     /// Whether gate weights are normalised to sum 1 before scaling.
@@ -107,5 +109,32 @@ impl ModelConfig {
     /// Per-head query size of MLA: nope + rope.
     pub fn qk_head_dim(&self) -> usize {
         self.qk_nope_head_dim + self.qk_rope_head_dim
+    }
+
+    /// Rows of MLA's output gate: one row per head, or per head and value channel.
+    pub fn mla_gate_rows(&self) -> usize {
+        match self.mla_gate {
+            MlaGate::HeadWise => self.heads,
+            MlaGate::ElementWise => self.heads * self.v_head_dim,
+        }
+    }
+
+    /// Number of target layers with experts.
+    pub fn moe_layers(&self) -> usize {
+        self.layers.saturating_sub(self.dense_layers)
+    }
+
+    /// Number of target layers of a kind of attention.
+    pub fn layers_of(&self, kind: AttentionKind) -> usize {
+        (0..self.layers).filter(|&layer| self.attention(layer) == kind).count()
+    }
+
+    /// Number of safetensors entries of a checkpoint without quantisation.
+    pub fn plain_tensors(&self) -> usize {
+        let mla = 5 + if self.q_lora_rank.is_some() { 3 } else { 1 };
+        let moe = 1 + usize::from(self.router_bias) + 3 * self.experts + 3;
+        let attention = self.layers_of(AttentionKind::Kda) * 13 + self.layers_of(AttentionKind::Mla) * mla;
+        let mlp = (self.layers - self.moe_layers()) * 3 + self.moe_layers() * moe;
+        3 + self.layers * 2 + attention + mlp + self.mtp_layers * (5 + 1 + mla + moe)
     }
 }

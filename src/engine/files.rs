@@ -1,0 +1,126 @@
+//! Where a checkpoint's files come from: a directory, or constants of the program.
+
+use super::error::EngineError;
+use super::matrix::Storage;
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Largest file that is read into memory rather than mapped (config, tokenizer, template, index).
+const MAX_READ: u64 = 512 << 20;
+
+/// The named files of one checkpoint.
+#[derive(Debug, Clone)]
+pub enum CheckpointFiles {
+    /// Files of this directory.
+    Directory(PathBuf),
+    /// Files inside the program.
+    Embedded {
+        /// The checkpoint's name.
+        name: &'static str,
+        /// File name and content.
+        files: &'static [(&'static str, &'static [u8])],
+    },
+}
+
+impl CheckpointFiles {
+    /// The directory's own name, or the embedded checkpoint's.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Directory(dir) => {
+                // `.` and `..` have no name of their own.
+                let full = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
+                full.file_name().map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned())
+            }
+            Self::Embedded { name, .. } => (*name).to_owned(),
+        }
+    }
+
+    /// What to call a file in errors.
+    pub fn path(&self, file: &str) -> PathBuf {
+        match self {
+            Self::Directory(dir) => dir.join(file),
+            Self::Embedded { name, .. } => Path::new(name).join(file),
+        }
+    }
+
+    /// The whole content of a small file, `None` when there is no such file.
+    ///
+    /// # Errors
+    /// When it exists and cannot be read.
+    pub fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, EngineError> {
+        match self {
+            Self::Directory(dir) => {
+                let path = dir.join(file);
+                let io = |action| io_error(&path, action);
+                let Some(open) = open(&path)? else { return Ok(None) };
+                let length = open.metadata().map_err(io("read"))?.len();
+                let mut content = Vec::new();
+                open.take(MAX_READ + 1).read_to_end(&mut content).map_err(io("read"))?;
+                if length.max(content.len() as u64) > MAX_READ {
+                    return Err(EngineError::Checkpoint { reason: format!("is larger than {MAX_READ} bytes"), path });
+                }
+                Ok(Some(Cow::Owned(content)))
+            }
+            Self::Embedded { .. } => Ok(self.embedded(file).map(Cow::Borrowed)),
+        }
+    }
+
+    /// As [`CheckpointFiles::read`], of a file that must be there.
+    ///
+    /// # Errors
+    /// Also when there is no such file.
+    pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, EngineError> {
+        self.read(file)?.ok_or_else(|| self.absent(file))
+    }
+
+    /// Maps a large file, `None` when there is no such file.
+    ///
+    /// # Errors
+    /// When it exists and cannot be mapped.
+    pub fn map(&self, file: &str) -> Result<Option<Arc<dyn Storage>>, EngineError> {
+        match self {
+            Self::Directory(dir) => {
+                let path = dir.join(file);
+                let Some(open) = open(&path)? else { return Ok(None) };
+                // SAFETY: the mapping is private and read-only and nothing in this program writes to the file. Another
+                // process that truncates it while it is mapped ends this one with SIGBUS, as with every mapped reader.
+                let map = unsafe { memmap2::Mmap::map(&open) }.map_err(io_error(&path, "map"))?;
+                Ok(Some(Arc::new(map)))
+            }
+            Self::Embedded { .. } => Ok(self.embedded(file).map(|content| Arc::new(content) as Arc<dyn Storage>)),
+        }
+    }
+
+    /// The error for a file that must be there and is not.
+    pub fn absent(&self, file: &str) -> EngineError {
+        io_error(&self.path(file), "open")(io::Error::from(io::ErrorKind::NotFound))
+    }
+
+    fn embedded(&self, file: &str) -> Option<&'static [u8]> {
+        match self {
+            Self::Directory(_) => None,
+            Self::Embedded { files, .. } => files.iter().find(|(name, _)| *name == file).map(|(_, content)| *content),
+        }
+    }
+}
+
+/// Opens a regular file; `None` when there is none.
+fn open(path: &Path) -> Result<Option<File>, EngineError> {
+    // Looked at before it is opened: opening a pipe would wait for a writer.
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io_error(path, "open")(e)),
+        Ok(about) if !about.is_file() => {
+            return Err(EngineError::Checkpoint { path: path.to_owned(), reason: "is not a regular file".to_owned() });
+        }
+        Ok(_) => {}
+    }
+    File::open(path).map(Some).map_err(io_error(path, "open"))
+}
+
+fn io_error(path: &Path, action: &'static str) -> impl Fn(io::Error) -> EngineError {
+    move |source| EngineError::Io { path: path.to_owned(), action, source }
+}
