@@ -2,13 +2,51 @@
 //!
 //! Owns the architecture; knows nothing of files other than checkpoints, and nothing of reports.
 
+pub mod builtin;
+pub mod chat;
+pub mod checkpoint;
+pub mod clock;
 pub mod config;
+pub mod config_read;
+pub mod decode;
+pub mod drafter;
 pub mod error;
+pub mod files;
+pub mod forecast;
+pub mod golden;
+mod golden_file;
+pub mod inventory;
+mod kda;
+mod layer;
+pub mod matmul;
 pub mod matrix;
+mod mla;
+mod moe;
+pub mod mtp;
+mod norm;
+pub mod presets;
+mod rope;
+pub mod route_tap;
+mod router;
+pub mod sampling;
+mod scratch;
+pub mod session;
+#[cfg(test)]
+mod session_tests;
+pub mod shape;
+pub mod shards;
+mod simd;
+pub mod speculate;
 pub mod tap;
+pub mod tensors;
+pub mod tokenizer;
+pub mod verify;
 pub mod weights;
 
+pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
 pub use error::EngineError;
+pub use mtp::Mtp;
+pub use session::{Forward, LogitRows, Session};
 pub use tap::{ForwardTap, NoTap};
 pub use weights::ModelWeights;
