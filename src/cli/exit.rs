@@ -78,6 +78,6 @@ impl From<EngineError> for Failure {
 }
 
 /// One line, whatever a library put into its message.
-fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
 }

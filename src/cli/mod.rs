@@ -4,10 +4,11 @@ mod demo;
 mod doctor;
 pub mod exit;
 mod generate;
+mod golden;
 mod inspect;
+mod interrupt;
 mod model;
 mod record;
-#[cfg(feature = "analysis")]
 mod report;
 mod ui;
 
@@ -59,7 +60,6 @@ enum Command {
     Model(model::Args),
     Record(record::Args),
     Inspect(inspect::Args),
-    #[cfg(feature = "analysis")]
     Report(report::Args),
     #[command(hide = true)]
     Generate(generate::Args),
@@ -90,7 +90,6 @@ pub fn main() -> ExitCode {
         Command::Model(args) => model::run(&args, &mut ui),
         Command::Record(args) => record::run(&args, &mut ui),
         Command::Inspect(args) => inspect::run(&args, &mut ui),
-        #[cfg(feature = "analysis")]
         Command::Report(args) => report::run(&args, &mut ui),
         Command::Generate(args) => generate::run(&args, &mut ui),
     };

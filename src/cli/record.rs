@@ -1,13 +1,280 @@
-//! `specprof record`.
+//! `specprof record`: arguments to a plan, a plan to a trace.
 
 use super::exit::Failure;
+use super::interrupt::stop_flag;
 use super::ui::Ui;
+use crate::engine::Checkpoint;
+use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
+use crate::engine::sampling::Sampling;
+use crate::record::{Options, Plan, Progress, Prompt, RecordError, Recording, WorkloadError, workload};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
-/// (under construction)
+const EXAMPLES: &str = "\
+Examples:
+  specprof record --model demo --prompt 'def main():'
+  specprof record --model ./Ling-3.0-flash --prompts chat.jsonl --draft-len 4 --out traces/chat
+  specprof record --model ./Ling-3.0-flash --prompts chat.jsonl --baseline-steps 50 \\
+      --temperature 0.6 --top-p 0.95 --top-k 20 --seed 1
+
+A line of a prompts file is a JSON object with `prompt` (text), `messages` (a chat, rendered with
+the checkpoint's template) or `token_ids`; optional are `id`, `max_new_tokens`, `tags` and, with
+`messages`, `enable_thinking`.
+
+The trace's path is printed on stdout, everything else on stderr. Ctrl-C ends a recording cleanly:
+what was recorded stays, marked incomplete.";
+
+/// Run speculative decoding with the router instrumented and write a trace
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Checkpoint directory, or `demo` for the built-in model
+    #[arg(long, value_name = "DIR|demo", help_heading = "Model")]
+    model: PathBuf,
+    /// What runs the model
+    #[arg(long, value_enum, value_name = "BACKEND", default_value_t = Backend::Auto, help_heading = "Model")]
+    backend: Backend,
+
+    /// Who drafts: the model's MTP block, a DSpark drafter, a lookup in the text so far, or nobody
+    #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, help_heading = "Drafting")]
+    draft: Draft,
+    /// Checkpoint directory of a separate drafter (with --draft dspark)
+    #[arg(long, value_name = "DIR", help_heading = "Drafting")]
+    draft_model: Option<PathBuf>,
+    /// Drafts per verify step, 1 to 15
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), help_heading = "Drafting")]
+    draft_len: u16,
+    /// Plain decode steps to interleave over the run, so that the verify ratio is measured in it
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Drafting")]
+    baseline_steps: u32,
+
+    /// File with one prompt a line, as JSON objects
+    #[arg(long, value_name = "FILE.jsonl", required_unless_present = "prompt", help_heading = "Workload")]
+    prompts: Option<PathBuf>,
+    /// A prompt's text (repeat for more)
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompts", help_heading = "Workload")]
+    prompt: Vec<String>,
+    /// Tokens to generate per request, unless its line says otherwise
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
+    max_new_tokens: u32,
+    /// Go on after an end-of-sequence token
+    #[arg(long, help_heading = "Workload")]
+    ignore_eos: bool,
+    /// Prompt tokens per prefill step
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=crate::record::MAX_PREFILL_CHUNK as i64), help_heading = "Workload")]
+    prefill_chunk: u16,
+
+    /// Sampling temperature, 0 = greedy
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    temperature: f64,
+    /// Keep the most likely tokens of this mass, 1 = all
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    top_p: f64,
+    /// Keep this many most likely tokens, 0 = all
+    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
+    top_k: u32,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "S", default_value_t = 0, help_heading = "Sampling")]
+    seed: u64,
+
+    /// Directory of the trace [default: traces/MODEL-DRAFTER-N, the first N that is free]
+    #[arg(long, value_name = "DIR", help_heading = "Recording")]
+    out: Option<PathBuf>,
+    /// Replace a trace that is already there
+    #[arg(long, help_heading = "Recording")]
+    force: bool,
+    /// Record gate weights beside expert ids
+    #[arg(long, help_heading = "Recording")]
+    router_probs: bool,
+    /// Record prompt and output text
+    #[arg(long, help_heading = "Recording")]
+    store_text: bool,
+    /// Kernel launches: `auto` records them where a GPU runs the model
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Kernels::Auto, help_heading = "Recording")]
+    kernels: Kernels,
+    /// Clocks, temperature and load beside the steps
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Telemetry::Auto, help_heading = "Recording")]
+    telemetry: Telemetry,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Backend {
+    /// The best that this machine and build have
+    Auto,
+    /// The CPU engine
+    Cpu,
+    /// An NVIDIA GPU
+    Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Draft {
+    /// The model's own multi-token-prediction block, chained
+    Mtp,
+    /// An external DSpark drafter
+    Dspark,
+    /// What followed the longest earlier occurrence of the text's end
+    Ngram,
+    /// Plain decoding
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kernels {
+    /// Where a GPU runs the model
+    Auto,
+    /// By CUPTI, or not at all
+    Cupti,
+    /// Never
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Telemetry {
+    /// What the machine tells
+    Auto,
+    /// None
+    Off,
+}
+
+impl Args {
+    /// The drafter, refusing what this build or machine cannot do.
+    fn draft(&self) -> Result<DraftKind, Failure> {
+        if self.backend == Backend::Cuda {
+            return Err(Failure::Environment("--backend cuda: this build has no CUDA backend; use --backend cpu".into()));
+        }
+        if self.kernels == Kernels::Cupti {
+            let reason = "--kernels cupti: CUPTI records a GPU's kernels, and the model runs on the CPU; use --kernels auto or off";
+            return Err(Failure::Environment(reason.into()));
+        }
+        if self.draft != Draft::Dspark && self.draft_model.is_some() {
+            return Err(Failure::Input("--draft-model goes with --draft dspark; the other drafters need no model of their own".into()));
+        }
+        match self.draft {
+            Draft::Mtp => Ok(DraftKind::Mtp),
+            Draft::Ngram => Ok(DraftKind::Ngram),
+            Draft::None => Ok(DraftKind::None),
+            Draft::Dspark => Err(Failure::Input("--draft dspark is not in this build yet; use --draft mtp, ngram or none".into())),
+        }
+    }
+
+    fn options(&self, draft: DraftKind) -> Options {
+        Options {
+            draft,
+            draft_len: usize::from(self.draft_len),
+            max_new_tokens: self.max_new_tokens,
+            sampling: Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
+            ignore_eos: self.ignore_eos,
+            baseline_steps: self.baseline_steps,
+            prefill_chunk: usize::from(self.prefill_chunk),
+            router_weights: self.router_probs,
+            store_text: self.store_text,
+        }
+    }
+
+    fn read_prompts(&self) -> Result<Vec<Prompt>, Failure> {
+        match &self.prompts {
+            Some(path) => workload::read(path).map_err(|e| RecordError::from(e).into()),
+            None => Ok(workload::from_texts(&self.prompt)),
+        }
+    }
+}
 
 /// Runs the command.
-pub fn run(_args: &Args, _ui: &mut Ui) -> Result<(), Failure> {
-    Err(Failure::Environment("not built yet".into()))
+pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    let draft = args.draft()?;
+    let options = args.options(draft);
+    // What is quickly checked comes before a large checkpoint is opened.
+    let prompts = args.read_prompts()?;
+    let checkpoint = Checkpoint::resolve(&args.model)?;
+    let plan = Plan::new(&checkpoint, &prompts, options).map_err(Failure::from)?;
+    let dir = match &args.out {
+        Some(dir) => dir.clone(),
+        None => free_directory(Path::new("traces"), &format!("{}-{}", checkpoint.name, draft.as_str())),
+    };
+    let stop = stop_flag()?;
+    let recording = record_with_progress(&plan, &dir, args.force, args.telemetry == Telemetry::Auto, &stop, ui)?;
+    ui.result(&format!("{}\n", dir.display()))?;
+    finish(&recording, &dir, ui)
+}
+
+/// Records a plan behind a progress bar.
+pub(super) fn record_with_progress(
+    plan: &Plan<'_>,
+    dir: &Path,
+    force: bool,
+    telemetry: bool,
+    stop: &AtomicBool,
+    ui: &Ui,
+) -> Result<Recording, Failure> {
+    let bar = ui.progress(plan.max_tokens(), "tokens");
+    let mut show = |p: Progress| {
+        bar.set_position(p.settled_tokens);
+        bar.set_message(format!("request {}/{}", (p.totals.requests as usize + 1).min(p.requests), p.requests));
+    };
+    let recording = crate::record::record(plan, dir, force, telemetry, stop, &mut show);
+    bar.finish_and_clear();
+    Ok(recording?)
+}
+
+/// Says what was recorded, and whether it was all.
+fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
+    for warning in &recording.manifest.warnings {
+        ui.warn(&warning.message);
+    }
+    if recording.totals.interrupted {
+        let steps = recording.totals.steps;
+        return Err(Failure::Interrupted(format!("interrupted; {} has the {steps} steps so far and is marked incomplete", dir.display())));
+    }
+    ui.note(&summary(recording, dir));
+    Ok(())
+}
+
+/// One line: steps, tokens, tokens per step, where.
+pub(super) fn summary(recording: &Recording, dir: &Path) -> String {
+    let t = recording.totals;
+    let per_step = t.tokens_per_step().map(|tau| format!(", {tau:.2} tokens per verify step")).unwrap_or_default();
+    format!(
+        "recorded {} requests in {} steps ({} verify, {} decode), {} tokens{per_step}: {}",
+        t.requests,
+        t.steps,
+        t.verify_steps,
+        t.decode_steps,
+        t.tokens,
+        dir.display()
+    )
+}
+
+/// The first of `NAME-1`, `NAME-2`, ... in `parent` that is not there.
+fn free_directory(parent: &Path, name: &str) -> PathBuf {
+    let of = |n: u32| parent.join(format!("{name}-{n}"));
+    (1..).map(of).find(|dir| dir.symlink_metadata().is_err()).unwrap_or_else(|| of(0))
+}
+
+impl From<RecordError> for Failure {
+    fn from(error: RecordError) -> Self {
+        match error {
+            RecordError::Engine(e) => e.into(),
+            RecordError::Trace(e) => e.into(),
+            RecordError::Workload(WorkloadError::Io { ref source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                Self::Environment(error.to_string())
+            }
+            other => Self::Input(super::exit::one_line(&other.to_string())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_directory_is_a_fresh_one() {
+        let parent = tempfile::tempdir().unwrap();
+        let first = free_directory(parent.path(), "nano-mtp");
+        assert_eq!(first, parent.path().join("nano-mtp-1"));
+        std::fs::create_dir(&first).unwrap();
+        std::fs::write(parent.path().join("nano-mtp-2"), "a file counts as well").unwrap();
+        assert_eq!(free_directory(parent.path(), "nano-mtp"), parent.path().join("nano-mtp-3"));
+    }
 }

@@ -1,3 +1,20 @@
 //! Runs a workload on the engine and writes the trace: prompts in, steps out, Ctrl-C survived.
+//!
+//! [`Plan::new`] checks everything that can be wrong with the input, before anything is created; [`run`] then runs the
+//! plan's requests into any [`crate::trace::Probe`], and [`record`] runs it into a trace.
 
+mod error;
+mod facts;
 pub mod machine;
+mod plan;
+mod run;
+pub mod workload;
+
+pub use error::RecordError;
+pub use facts::{model_shape, run_facts};
+pub use plan::{MAX_PREFILL_CHUNK, Options, Plan, PlannedRequest};
+pub use run::{Progress, Recording, Totals, record, run};
+pub use workload::{Prompt, PromptSource, WorkloadError};
+
+/// The prompts of `specprof demo`, written for it.
+pub const DEMO_PROMPTS: &[u8] = include_bytes!("demo_prompts.jsonl");

@@ -1,0 +1,322 @@
+//! Logits to a token: temperature, then top-k, then top-p, then one uniform number through the inverse CDF.
+//!
+//! The same filters make the target's distribution p and a sampling drafter's q, so that both are what
+//! `verify` takes them for. Sums are `f64`: with 150 000 tokens a single-precision CDF would lose the tail.
+
+use super::EngineError;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::cmp::Ordering;
+
+/// How a token is chosen from logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 = greedy.
+    pub temperature: f64,
+    /// Smallest set of most likely tokens with at least this mass is kept; 1 = off.
+    pub top_p: f64,
+    /// Most likely tokens kept; 0 = off, 1 = greedy.
+    pub top_k: u32,
+    /// Seed of the random numbers.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// The most likely token, always.
+    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0 };
+
+    /// Whether the choice needs no random numbers.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
+    }
+
+    /// Refuses values outside their ranges by name.
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] when the temperature is negative or not finite, or top-p is outside (0, 1].
+    pub fn check(&self) -> Result<(), EngineError> {
+        if !self.temperature.is_finite() || self.temperature < 0.0 {
+            return Err(EngineError::Request(format!("temperature {} is not a number of 0 (greedy) or more", self.temperature)));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(EngineError::Request(format!("top-p {} is not above 0 and at most 1 (off)", self.top_p)));
+        }
+        Ok(())
+    }
+}
+
+/// The token with the largest logit; the lowest id wins a tie. 0 for no logits.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] {
+            best = i;
+        }
+    }
+    best as u32
+}
+
+/// Probability of `token` in the plain softmax of `logits` (no temperature, no filters).
+pub fn softmax_of(logits: &[f32], token: u32) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
+    logits.get(token as usize).map_or(0.0, |&l| (f64::from(l - max).exp() / sum) as f32)
+}
+
+/// The token whose interval of the CDF holds `u` x the total mass; `u` is in `[0, 1)`.
+///
+/// `probs` need not sum to 1. Without any mass the last id is returned, as the serving engines do.
+pub fn inverse_cdf(probs: &[f64], u: f64) -> u32 {
+    let total: f64 = probs.iter().sum();
+    let target = u * total;
+    let mut below = 0.0;
+    let mut last = probs.len().saturating_sub(1);
+    for (i, &p) in probs.iter().enumerate() {
+        if p > 0.0 {
+            below += p;
+            if target < below {
+                return i as u32;
+            }
+            last = i;
+        }
+    }
+    // Rounding only: the sum in order is the same sum, so this is reached without mass, or with NaN.
+    last as u32
+}
+
+/// Draws tokens for one request: its own random stream, so that one request's draws do not depend on the others'.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    sampling: Sampling,
+    rng: ChaCha8Rng,
+    order: Vec<u32>,
+    probs: Vec<f64>,
+}
+
+impl Sampler {
+    /// The sampler of the request number `stream`.
+    pub fn new(sampling: Sampling, stream: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
+        rng.set_stream(stream);
+        Self { sampling, rng, order: Vec::new(), probs: Vec::new() }
+    }
+
+    /// Whether the choice needs no random numbers.
+    pub fn is_greedy(&self) -> bool {
+        self.sampling.is_greedy()
+    }
+
+    /// The next uniform number in `[0, 1)`, 53 bits.
+    pub fn uniform(&mut self) -> f64 {
+        (self.rng.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+
+    /// The distribution that a token is drawn from, `[V]`, into `probs`. Sums to 1.
+    ///
+    /// Softmax of logits / temperature, cut to the k most likely tokens and renormalised, cut to the smallest
+    /// set of mass top-p and renormalised. Equally likely tokens are kept in order of their ids.
+    pub fn distribution(&mut self, logits: &[f32], probs: &mut Vec<f64>) {
+        probs.clear();
+        if self.is_greedy() {
+            probs.resize(logits.len(), 0.0);
+            if let Some(p) = probs.get_mut(argmax(logits) as usize) {
+                *p = 1.0;
+            }
+            return;
+        }
+        let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let scale = self.sampling.temperature;
+        probs.extend(logits.iter().map(|&l| ((f64::from(l) - max) / scale).exp()));
+        let total: f64 = probs.iter().sum();
+
+        let top_k = self.sampling.top_k as usize;
+        let limited = top_k > 0 && top_k < probs.len();
+        if !limited && self.sampling.top_p >= 1.0 {
+            probs.iter_mut().for_each(|p| *p /= total);
+            return;
+        }
+        let order = &mut self.order;
+        order.clear();
+        order.extend(0..probs.len() as u32);
+        let mut mass = total;
+        if limited {
+            order.select_nth_unstable_by(top_k - 1, |&a, &b| by_mass(probs, a, b));
+            order.truncate(top_k);
+            mass = order.iter().map(|&i| probs[i as usize]).sum();
+        }
+        if self.sampling.top_p < 1.0 {
+            nucleus(probs, order, self.sampling.top_p * mass);
+            mass = order.iter().map(|&i| probs[i as usize]).sum();
+        }
+        // Kept tokens are marked by a negative value first: no second buffer of the vocabulary's size.
+        order.iter().for_each(|&i| probs[i as usize] = -probs[i as usize] / mass);
+        probs.iter_mut().for_each(|p| *p = if *p < 0.0 { -*p } else { 0.0 });
+    }
+
+    /// Draws a token: the argmax when greedy, else one uniform number through the inverse CDF.
+    pub fn pick(&mut self, logits: &[f32]) -> u32 {
+        if self.is_greedy() {
+            return argmax(logits);
+        }
+        let mut probs = std::mem::take(&mut self.probs);
+        self.distribution(logits, &mut probs);
+        let u = self.uniform();
+        let token = inverse_cdf(&probs, u);
+        self.probs = probs;
+        token
+    }
+}
+
+/// Most mass first, then lowest id.
+fn by_mass(probs: &[f64], a: u32, b: u32) -> Ordering {
+    probs[b as usize].total_cmp(&probs[a as usize]).then(a.cmp(&b))
+}
+
+/// Cuts `order` to the smallest set of most likely tokens with a mass of at least `wanted`.
+///
+/// Selects growing heads rather than sorting the vocabulary: a nucleus is a few dozen tokens as a rule.
+fn nucleus(probs: &[f64], order: &mut Vec<u32>, wanted: f64) {
+    let mut head = 64.min(order.len());
+    loop {
+        if head < order.len() {
+            order.select_nth_unstable_by(head - 1, |&a, &b| by_mass(probs, a, b));
+        }
+        let mass: f64 = order[..head].iter().map(|&i| probs[i as usize]).sum();
+        if mass >= wanted || head == order.len() {
+            break;
+        }
+        head = (head * 8).min(order.len());
+    }
+    order.truncate(head);
+    order.sort_unstable_by(|&a, &b| by_mass(probs, a, b));
+    let mut mass = 0.0;
+    let kept = order.iter().position(|&i| {
+        mass += probs[i as usize];
+        mass >= wanted
+    });
+    order.truncate(kept.map_or(order.len(), |i| i + 1));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn distribution(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
+        let mut probs = Vec::new();
+        Sampler::new(sampling, 0).distribution(logits, &mut probs);
+        probs
+    }
+
+    /// Logits whose softmax is `probs`.
+    fn logits_of(probs: &[f32]) -> Vec<f32> {
+        probs.iter().map(|p| p.ln()).collect()
+    }
+
+    fn close(a: &[f64], b: &[f64]) -> bool {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6)
+    }
+
+    #[test]
+    fn the_lowest_id_wins_a_tie() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0, 2.0]), 1);
+        assert_eq!(argmax(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), 0);
+        assert_eq!(argmax(&[]), 0);
+    }
+
+    #[test]
+    fn temperature_comes_before_the_filters() {
+        let logits = logits_of(&[0.5, 0.3, 0.2]);
+        let plain = Sampling { temperature: 1.0, ..Sampling::GREEDY };
+        assert!(close(&distribution(plain, &logits), &[0.5, 0.3, 0.2]));
+        // Temperature 0.5 squares the probabilities: 25, 9, 4 of 38. Top-p 0.8 then needs two tokens (25 + 9 = 34 of 38).
+        let cold = Sampling { temperature: 0.5, top_p: 0.8, ..plain };
+        assert!(close(&distribution(cold, &logits), &[25.0 / 34.0, 9.0 / 34.0, 0.0]));
+        // Filtered before the temperature it would have needed the same two; at 0.79 of the unscaled mass it would not have been 25 + 9.
+        let narrow = Sampling { temperature: 0.5, top_p: 0.65, ..plain };
+        assert!(close(&distribution(narrow, &logits), &[1.0, 0.0, 0.0]));
+    }
+
+    #[test]
+    fn top_p_takes_its_share_of_what_top_k_left() {
+        let logits = logits_of(&[0.4, 0.3, 0.2, 0.1]);
+        // After top-k 3: 4/9, 3/9, 2/9. Mass 0.75 needs two (7/9); of the whole distribution it would have needed three.
+        let both = Sampling { temperature: 1.0, top_p: 0.75, top_k: 3, seed: 0 };
+        assert!(close(&distribution(both, &logits), &[4.0 / 7.0, 3.0 / 7.0, 0.0, 0.0]));
+    }
+
+    #[test]
+    fn equally_likely_tokens_are_kept_by_id() {
+        let two = Sampling { temperature: 1.0, top_k: 2, ..Sampling::GREEDY };
+        assert!(close(&distribution(two, &[1.0; 5]), &[0.5, 0.5, 0.0, 0.0, 0.0]));
+        let half = Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::GREEDY };
+        assert!(close(&distribution(half, &[1.0; 4]), &[0.5, 0.5, 0.0, 0.0]));
+    }
+
+    #[test]
+    fn greedy_is_one_hot() {
+        for greedy in [Sampling::GREEDY, Sampling { temperature: 0.7, top_k: 1, ..Sampling::GREEDY }] {
+            assert!(greedy.is_greedy());
+            assert_eq!(distribution(greedy, &[0.0, 2.0, 1.0]), [0.0, 1.0, 0.0]);
+        }
+    }
+
+    #[test]
+    fn the_inverse_cdf_respects_the_borders() {
+        let probs = [0.25, 0.0, 0.5, 0.25];
+        assert_eq!(inverse_cdf(&probs, 0.0), 0);
+        assert_eq!(inverse_cdf(&probs, 0.249), 0);
+        assert_eq!(inverse_cdf(&probs, 0.25), 2);
+        assert_eq!(inverse_cdf(&probs, 0.75), 3);
+        assert_eq!(inverse_cdf(&probs, 1.0 - f64::EPSILON), 3);
+        // Mass that does not sum to 1 is a share of what there is; without mass it is the last id.
+        assert_eq!(inverse_cdf(&[0.0, 0.2, 0.0], 0.99), 1);
+        assert_eq!(inverse_cdf(&[0.0, 0.0, 0.0], 0.5), 2);
+    }
+
+    #[test]
+    fn streams_are_independent_and_repeatable() {
+        let sampling = Sampling { temperature: 1.0, seed: 7, ..Sampling::GREEDY };
+        let draws = |stream| {
+            let mut sampler = Sampler::new(sampling, stream);
+            (0..8).map(|_| sampler.uniform()).collect::<Vec<_>>()
+        };
+        assert_eq!(draws(3), draws(3));
+        assert_ne!(draws(3), draws(4));
+        assert!(draws(3).iter().all(|u| (0.0..1.0).contains(u)));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        let of = |temperature, top_p| Sampling { temperature, top_p, top_k: 0, seed: 0 }.check().map_err(|e| e.to_string());
+        assert!(of(-0.1, 1.0).unwrap_err().contains("temperature"));
+        assert!(of(f64::NAN, 1.0).unwrap_err().contains("temperature"));
+        assert!(of(1.0, 0.0).unwrap_err().contains("top-p"));
+        assert!(of(1.0, 1.5).unwrap_err().contains("top-p"));
+        assert!(of(0.6, 0.95).is_ok());
+    }
+
+    proptest! {
+        /// The growing head of `nucleus` and the partial selection of top-k equal a full sort.
+        #[test]
+        fn filters_equal_a_full_sort(
+            logits in prop::collection::vec(-8.0f32..8.0, 1..900), top_p in 0.01f64..1.0, top_k in 0u32..1000, temperature in 0.05f64..4.0
+        ) {
+            prop_assume!(top_k != 1);
+            let sampling = Sampling { temperature, top_p, top_k, seed: 0 };
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let mut sorted: Vec<(f64, usize)> = logits.iter().enumerate().map(|(i, &l)| (((f64::from(l) - f64::from(max)) / temperature).exp(), i)).collect();
+            sorted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            if top_k > 0 { sorted.truncate(top_k as usize); }
+            let mass: f64 = sorted.iter().map(|s| s.0).sum();
+            let mut sum = 0.0;
+            let kept: Vec<_> = sorted.into_iter().take_while(|s| { let before = sum; sum += s.0; before < top_p * mass * (1.0 - 1e-12) }).collect();
+            let mass: f64 = kept.iter().map(|s| s.0).sum();
+            let mut want = vec![0.0; logits.len()];
+            for (p, i) in kept { want[i] = p / mass; }
+            let got = distribution(sampling, &logits);
+            prop_assert!((got.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+            for (g, w) in got.iter().zip(&want) { prop_assert!((g - w).abs() < 1e-9, "{g} {w}"); }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! A workload made ready for a model: token ids, limits and stop tokens, everything checked.
+
+use super::RecordError;
+use super::workload::{Prompt, PromptSource, WorkloadError};
+use crate::engine::chat::{ChatTemplate, special_token};
+use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
+use crate::engine::sampling::Sampling;
+use crate::engine::speculate::Settings;
+use crate::engine::tokenizer::Tokenizer;
+use crate::engine::{Checkpoint, EngineError};
+use std::path::PathBuf;
+
+/// Longest prefill step: the rows of a step are counted in 16 bits.
+pub const MAX_PREFILL_CHUNK: usize = 8192;
+
+/// What a recording is to do, apart from its prompts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Who drafts.
+    pub draft: DraftKind,
+    /// γ, 1...15; without effect when nobody drafts.
+    pub draft_len: usize,
+    /// Tokens to generate per request unless the prompt says otherwise.
+    pub max_new_tokens: u32,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Whether end-of-sequence tokens do not end a request.
+    pub ignore_eos: bool,
+    /// Plain decode steps to interleave over the whole run.
+    pub baseline_steps: u32,
+    /// Rows of one prefill step.
+    pub prefill_chunk: usize,
+    /// Whether gate weights are recorded.
+    pub router_weights: bool,
+    /// Whether prompt and output text are recorded.
+    pub store_text: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            draft: DraftKind::Mtp,
+            draft_len: 3,
+            max_new_tokens: 128,
+            sampling: Sampling::GREEDY,
+            ignore_eos: false,
+            baseline_steps: 0,
+            prefill_chunk: 512,
+            router_weights: false,
+            store_text: false,
+        }
+    }
+}
+
+/// One request of a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedRequest {
+    /// The prompt's tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens to generate.
+    pub max_new_tokens: u32,
+    /// The user's name for it.
+    pub id: String,
+    /// Tags as a JSON text.
+    pub tags: String,
+}
+
+/// A checked workload on a model.
+#[derive(Debug)]
+pub struct Plan<'c> {
+    /// The model.
+    pub checkpoint: &'c Checkpoint,
+    /// What to do.
+    pub options: Options,
+    /// The requests, in order.
+    pub requests: Vec<PlannedRequest>,
+    /// Tokens that end a request (configuration, generation configuration, tokenizer); kept also when they are ignored.
+    pub stop_tokens: Vec<u32>,
+    /// The tokenizer, when the checkpoint has one.
+    pub tokenizer: Option<Tokenizer>,
+}
+
+impl<'c> Plan<'c> {
+    /// Checks options and prompts against a model.
+    ///
+    /// # Errors
+    /// When an option is out of range, a prompt cannot be tokenized, has a token that the model does not know, or does not
+    /// fit the model's context with what is to be generated. Prompts are named by where they were read.
+    pub fn new(checkpoint: &'c Checkpoint, prompts: &[Prompt], options: Options) -> Result<Self, RecordError> {
+        check_options(&options)?;
+        if options.draft == DraftKind::Mtp && checkpoint.weights.mtp.is_none() {
+            return Err(RecordError::NoMtp { model: checkpoint.name.clone() });
+        }
+        let texts = Texts::open(checkpoint)?;
+        if options.store_text && texts.tokenizer.is_none() {
+            return Err(checkpoint.files.absent(TOKENIZER).into());
+        }
+        let requests = prompts.iter().map(|p| texts.plan(p, checkpoint, &options)).collect::<Result<Vec<_>, _>>()?;
+        let mut stop_tokens = checkpoint.config.eos.clone();
+        if let Some(eos) = texts.eos
+            && !stop_tokens.contains(&eos)
+        {
+            stop_tokens.push(eos);
+        }
+        Ok(Self { checkpoint, options, requests, stop_tokens, tokenizer: texts.tokenizer })
+    }
+
+    /// What the engine needs to know.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            sampling: self.options.sampling,
+            draft_len: self.options.draft_len,
+            prefill_chunk: self.options.prefill_chunk,
+            stop_tokens: if self.options.ignore_eos { Vec::new() } else { self.stop_tokens.clone() },
+        }
+    }
+
+    /// Tokens that the run generates at most.
+    pub fn max_tokens(&self) -> u64 {
+        self.requests.iter().map(|r| u64::from(r.max_new_tokens)).sum()
+    }
+}
+
+fn check_options(options: &Options) -> Result<(), EngineError> {
+    options.sampling.check()?;
+    let range = |name: &str, value: usize, max: usize| match value {
+        v if (1..=max).contains(&v) => Ok(()),
+        v => Err(EngineError::Request(format!("{name} {v} is not in 1...{max}"))),
+    };
+    range("draft length", options.draft_len, MAX_DRAFT_LEN)?;
+    range("prefill chunk", options.prefill_chunk, MAX_PREFILL_CHUNK)?;
+    range("max new tokens", options.max_new_tokens as usize, u32::MAX as usize)
+}
+
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// A checkpoint's tokenizer and what belongs to it.
+struct Texts {
+    tokenizer: Option<Tokenizer>,
+    eos: Option<u32>,
+    config: Option<(Vec<u8>, PathBuf)>,
+}
+
+impl Texts {
+    fn open(checkpoint: &Checkpoint) -> Result<Self, EngineError> {
+        let files = &checkpoint.files;
+        let bytes = checkpoint.file(TOKENIZER)?;
+        let tokenizer = bytes.map(|b| Tokenizer::from_bytes(&b, &files.path(TOKENIZER))).transpose()?;
+        let config = checkpoint.file(TOKENIZER_CONFIG)?.map(|b| (b.into_owned(), files.path(TOKENIZER_CONFIG)));
+        let word = config.as_ref().map(|(bytes, path)| special_token(bytes, path, "eos_token")).transpose()?.flatten();
+        let eos = tokenizer.as_ref().zip(word).and_then(|(t, word)| t.id_of(&word));
+        Ok(Self { tokenizer, eos, config })
+    }
+
+    fn plan(&self, prompt: &Prompt, checkpoint: &Checkpoint, options: &Options) -> Result<PlannedRequest, RecordError> {
+        let refuse = |message: String| WorkloadError::prompt(&prompt.origin, message);
+        let tokens = match &prompt.source {
+            PromptSource::Tokens(ids) => ids.clone(),
+            PromptSource::Text(text) => self.tokenizer(checkpoint)?.encode(text, true)?,
+            PromptSource::Messages { messages, enable_thinking } => {
+                let template = self
+                    .template(checkpoint)?
+                    .ok_or_else(|| refuse(format!("{}: has no chat template; give `prompt` instead of `messages`", checkpoint.name)))?;
+                let text = template.render(messages, *enable_thinking).map_err(|e| refuse(e.to_string()))?;
+                self.tokenizer(checkpoint)?.encode(&text, false)?
+            }
+        };
+        if tokens.is_empty() {
+            return Err(refuse("the prompt has no tokens; give at least one".into()).into());
+        }
+        let config = &checkpoint.config;
+        if let Some((at, id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= config.vocab) {
+            return Err(refuse(format!("token {at} is {id}, the model's vocabulary ends at {}", config.vocab - 1)).into());
+        }
+        let max_new_tokens = prompt.max_new_tokens.unwrap_or(options.max_new_tokens);
+        // The last generated token is never put into the cache.
+        let needed = tokens.len() as u64 + u64::from(max_new_tokens) - 1;
+        if needed > config.max_position as u64 {
+            let length = tokens.len();
+            let message = format!(
+                "{length} prompt tokens and {max_new_tokens} new ones do not fit the model's context of {}; shorten the prompt or lower max_new_tokens",
+                config.max_position
+            );
+            return Err(refuse(message).into());
+        }
+        Ok(PlannedRequest { tokens, max_new_tokens, id: prompt.id.clone(), tags: prompt.tags.clone() })
+    }
+
+    fn tokenizer(&self, checkpoint: &Checkpoint) -> Result<&Tokenizer, EngineError> {
+        self.tokenizer.as_ref().ok_or_else(|| checkpoint.files.absent(TOKENIZER))
+    }
+
+    fn template(&self, checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, EngineError> {
+        let jinja = checkpoint.file(TEMPLATE)?;
+        let path = checkpoint.files.path(TEMPLATE);
+        let config = self.config.as_ref().map(|(bytes, path)| (bytes.as_slice(), path.as_path()));
+        ChatTemplate::from_files(jinja.as_deref().map(|b| (b, path.as_path())), config)
+    }
+}

@@ -1,0 +1,220 @@
+//! Runs a plan's requests one after the other, into a probe or into a trace.
+
+use super::facts::run_facts;
+use super::{Plan, RecordError};
+use crate::engine::clock::Clock;
+use crate::engine::drafter::DraftKind;
+use crate::engine::speculate::{Request, Speculator};
+use crate::trace::manifest::Warning;
+use crate::trace::telemetry::{HostSampler, SAMPLE_INTERVAL};
+use crate::trace::{Ending, FinishReason, Manifest, Phase, Probe, RequestEvent, StepEvent, TraceError, TraceWriter, WriterOptions};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What was done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Requests that have ended.
+    pub requests: u32,
+    /// All steps.
+    pub steps: u64,
+    /// Steps of one row, without drafts.
+    pub decode_steps: u64,
+    /// Steps with drafts.
+    pub verify_steps: u64,
+    /// Drafts accepted in them.
+    pub accepted: u64,
+    /// Emitted tokens.
+    pub tokens: u64,
+    /// Baseline steps among the decode steps.
+    pub baseline_steps: u64,
+    /// Windows that the end of the context cut short.
+    pub short_windows: u64,
+    /// Whether the run was stopped.
+    pub interrupted: bool,
+}
+
+impl Totals {
+    /// τ: accepted drafts + 1 per verify step; `None` without verify steps.
+    pub fn tokens_per_step(&self) -> Option<f64> {
+        (self.verify_steps > 0).then(|| self.accepted as f64 / self.verify_steps as f64 + 1.0)
+    }
+}
+
+/// What a progress callback is told after every step and every request.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// The totals.
+    pub totals: Totals,
+    /// Requests of the plan.
+    pub requests: usize,
+    /// Tokens that are no longer to come: generated, or not wanted because a request ended early.
+    pub settled_tokens: u64,
+}
+
+/// A finished recording.
+#[derive(Debug)]
+pub struct Recording {
+    /// What was done.
+    pub totals: Totals,
+    /// The trace's last manifest.
+    pub manifest: Manifest,
+}
+
+/// Counts what passes through to the real probe.
+struct Tally<'a> {
+    inner: &'a mut dyn Probe,
+    totals: Totals,
+    requests: usize,
+    /// Drafts that a window has unless the context ends; 0 for a drafter that proposes as it likes.
+    full_window: usize,
+    settled: u64,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Tally<'_> {
+    fn report(&mut self) {
+        (self.progress)(Progress { totals: self.totals, requests: self.requests, settled_tokens: self.settled });
+    }
+}
+
+impl Probe for Tally<'_> {
+    fn wants_weights(&self) -> bool {
+        self.inner.wants_weights()
+    }
+
+    fn wants_routes(&self) -> bool {
+        self.inner.wants_routes()
+    }
+
+    fn step(&mut self, step: StepEvent) -> Result<(), TraceError> {
+        let totals = &mut self.totals;
+        totals.steps += 1;
+        totals.tokens += step.emitted_tokens.len() as u64;
+        match step.phase {
+            Phase::Prefill => {}
+            Phase::Decode => totals.decode_steps += 1,
+            Phase::Verify => {
+                totals.verify_steps += 1;
+                totals.accepted += u64::from(step.accepted);
+                totals.short_windows += u64::from(step.rows() <= self.full_window);
+            }
+        }
+        self.settled += step.emitted_tokens.len() as u64;
+        self.inner.step(step)?;
+        self.report();
+        Ok(())
+    }
+
+    fn request(&mut self, request: RequestEvent) -> Result<(), TraceError> {
+        self.totals.requests += 1;
+        self.inner.request(request)
+    }
+}
+
+/// Runs the plan's requests into `probe` until they end or `stop` is set; `clock` stamps the steps.
+///
+/// A stopped run is not an error: its totals say so, and its last request ends as aborted.
+///
+/// # Errors
+/// When a pass fails or the probe cannot take an event.
+pub fn run(
+    plan: &Plan<'_>,
+    clock: Clock,
+    probe: &mut dyn Probe,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Totals, RecordError> {
+    let options = &plan.options;
+    let model = plan.checkpoint;
+    let none = || RecordError::NoMtp { model: model.name.clone() };
+    let drafter = options.draft.build(&model.config, &model.weights).ok_or_else(none)?;
+    let mut speculator = Speculator::new(&model.config, &model.weights, drafter, plan.settings(), clock);
+    let full_window = if options.draft == DraftKind::Mtp { options.draft_len } else { 0 };
+    let mut tally = Tally { inner: probe, totals: Totals::default(), requests: plan.requests.len(), full_window, settled: 0, progress };
+    for (number, planned) in plan.requests.iter().enumerate() {
+        if stop.load(Ordering::Relaxed) {
+            tally.totals.interrupted = true;
+            break;
+        }
+        // What earlier requests were too short for is left to the later ones.
+        let left = u64::from(options.baseline_steps).saturating_sub(tally.totals.baseline_steps);
+        let share = left.div_ceil((plan.requests.len() - number) as u64);
+        let before = tally.totals.tokens;
+        let request = Request {
+            request_id: number as u32,
+            prompt: &planned.tokens,
+            max_new_tokens: planned.max_new_tokens as usize,
+            baseline_steps: share as usize,
+        };
+        let generated = speculator.run(request, &mut tally, stop)?;
+        tally.totals.baseline_steps += generated.baseline_steps as u64;
+        let text = |tokens: &[u32]| plan.tokenizer.as_ref().filter(|_| options.store_text).map(|t| t.decode(tokens)).transpose();
+        tally.request(RequestEvent {
+            request_id: request.request_id,
+            id: planned.id.clone(),
+            prompt_tokens: planned.tokens.len() as u32,
+            generated_tokens: generated.tokens.len() as u32,
+            finish_reason: generated.finish,
+            tags: planned.tags.clone(),
+            prompt_text: text(&planned.tokens)?,
+            output_text: text(&generated.tokens)?,
+        })?;
+        let unused = u64::from(planned.max_new_tokens) - (tally.totals.tokens - before);
+        tally.settled += unused;
+        tally.report();
+        if generated.finish == FinishReason::Aborted {
+            tally.totals.interrupted = true;
+            break;
+        }
+    }
+    Ok(tally.totals)
+}
+
+/// Runs the plan into a trace at `dir`. A stopped or failed run leaves a trace that is closed and says why it ends there.
+///
+/// # Errors
+/// When the directory cannot be claimed or written, or a pass fails.
+pub fn record(
+    plan: &Plan<'_>,
+    dir: &Path,
+    force: bool,
+    telemetry: bool,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Recording, RecordError> {
+    let clock = Clock::start();
+    let facts = run_facts(plan, clock.started_ns());
+    let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, ..WriterOptions::default() })?;
+    let sampler = telemetry.then(|| HostSampler::start(writer.telemetry(), SAMPLE_INTERVAL)).transpose()?;
+    let ended = run(plan, clock, &mut writer, stop, progress);
+    drop(sampler);
+    match ended {
+        Ok(totals) => {
+            let warnings = warnings(plan, &totals);
+            writer.facts_mut().warnings.extend(warnings);
+            let ending = if totals.interrupted { Ending::Incomplete("interrupted".to_owned()) } else { Ending::Complete };
+            let manifest = writer.finish(ending)?;
+            Ok(Recording { totals, manifest })
+        }
+        Err(error) => {
+            // The run's own error is the one to tell; the writer's, if it failed as well, is the same or follows from it.
+            let _ = writer.finish(Ending::Incomplete(format!("failed: {error}")));
+            Err(error)
+        }
+    }
+}
+
+fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let (wanted, made) = (u64::from(plan.options.baseline_steps), totals.baseline_steps);
+    if made < wanted && !totals.interrupted {
+        let message = format!("{made} of {wanted} baseline steps were made: the requests were too short for more");
+        warnings.push(Warning::new("baseline_short", message));
+    }
+    if totals.short_windows > 0 {
+        let message = format!("{} windows have fewer drafts because the model's context ended", totals.short_windows);
+        warnings.push(Warning::new("context_end", message));
+    }
+    warnings
+}
