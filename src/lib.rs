@@ -14,7 +14,6 @@
 //!
 //! The way of the data, from a checkpoint to the screen, is written down in `docs/design.md`.
 
-#[cfg(feature = "analysis")]
 pub mod analysis;
 pub mod cli;
 pub mod engine;

@@ -1,1 +1,9 @@
-//! What every reported number is: the report's structs and how units are shown.
+//! What every reported number is: the report's structs, a registry of meanings, and how units are shown.
+
+pub mod registry;
+pub mod report;
+pub mod unit;
+
+pub use registry::{Better, METRICS, Metric, Noise, find};
+pub use report::{Interval, Report, SCHEMA};
+pub use unit::Unit;

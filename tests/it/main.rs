@@ -1,4 +1,13 @@
-//! The one integration-test binary.
+//! All integration tests: one binary, a module for each subject.
 
+mod checkpoint;
 mod dependencies;
+mod doctor;
+mod goldens;
+mod help;
+mod inspect;
 mod layers;
+mod record;
+mod report;
+mod speculation;
+mod trace;

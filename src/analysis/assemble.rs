@@ -1,0 +1,312 @@
+//! Counts to the report's structs: the only divisions.
+
+use super::acceptance::acceptance;
+use super::counts::{COVERAGE_ONE, LoadCounts, RequestSums, WindowCounts};
+use super::frames::{self, By, NarrowRow};
+use super::pass::{PassCounts, Plan};
+use super::stats::Ratios;
+use super::{AnalysisError, Input, Options, formulas, warnings};
+use crate::metric::Interval;
+use crate::metric::report::{
+    DraftLayer, DraftReport, LayerReport, Load, Overall, Report, RequestReport, RunFacts, SCHEMA, Spread, Totals, WindowStats,
+};
+use crate::trace::Phase;
+use crate::trace::manifest::{Manifest, WindowCompleteness};
+
+/// Makes the report of what the pass counted.
+///
+/// # Errors
+/// When the data-frame engine fails.
+pub fn assemble(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, options: &Options) -> Result<Report, AnalysisError> {
+    let dominant = dominant_rows(counts);
+    let builder = Builder { plan, counts, options };
+    let groups: Vec<(usize, Vec<WindowStats>, WindowStats)> =
+        counts.groups.iter().map(|(rows, layers)| builder.group(*rows, layers)).collect();
+
+    let mut layers = Vec::with_capacity(plan.layers.len());
+    for (slot, &layer) in plan.layers.iter().enumerate() {
+        let of = |wanted: bool| {
+            let chosen = groups.iter().filter(move |(rows, ..)| (Some(*rows) == dominant) == wanted);
+            chosen.filter_map(move |(_, layers, _)| layers.get(slot)).filter(|s| s.windows > 0).cloned()
+        };
+        let load = counts.load.get(slot);
+        layers.push(LayerReport {
+            layer,
+            k: plan.k as u16,
+            experts: plan.experts as u16,
+            stats: of(true).next().unwrap_or_else(|| empty(dominant.unwrap_or(0))),
+            load: load.and_then(formulas::load),
+            mass_coverage: dominant.and_then(|rows| coverage(builder.counts_of(rows, slot)?)),
+            time: None,
+            cost: None,
+            by_rows: of(false).collect(),
+        });
+    }
+    let overall = dominant.and_then(|rows| {
+        let stats = |wanted: bool| groups.iter().filter(move |(r, ..)| (*r == rows) == wanted).map(|(.., all)| all.clone());
+        overall(plan, &layers, stats(true).next()?, stats(false).collect(), merged(counts, rows).as_ref().and_then(coverage))
+    });
+    let mut report = Report {
+        schema: SCHEMA.to_owned(),
+        run: run_facts(input.name, input.manifest),
+        totals: totals(input),
+        acceptance: acceptance(plan.steps, options.resamples, options.seed),
+        layers,
+        overall,
+        draft: draft(counts),
+        by_request: by_request(plan, counts, dominant)?,
+        cost: None,
+        advice: None,
+        warnings: Vec::new(),
+    };
+    if input.manifest.window_completeness == WindowCompleteness::AcceptedOnly {
+        forget_rejected(&mut report);
+    }
+    report.warnings = warnings::of(input, counts, &report);
+    Ok(report)
+}
+
+/// The most frequent number of rows among windows; the larger on a tie.
+fn dominant_rows(counts: &PassCounts) -> Option<usize> {
+    let windows = |layers: &[Option<WindowCounts>]| layers.iter().flatten().map(|c| c.windows).sum::<u64>();
+    counts.groups.iter().map(|(rows, layers)| (windows(layers), *rows)).filter(|(n, _)| *n > 0).max().map(|(_, rows)| rows)
+}
+
+struct Builder<'a> {
+    plan: &'a Plan<'a>,
+    counts: &'a PassCounts,
+    options: &'a Options,
+}
+
+impl Builder<'_> {
+    fn counts_of(&self, rows: usize, slot: usize) -> Option<&WindowCounts> {
+        self.counts.groups.iter().find(|(r, _)| *r == rows)?.1.get(slot)?.as_ref()
+    }
+
+    /// Statistics of all layers for one number of rows, and of all layers together.
+    fn group(&self, rows: usize, layers: &[Option<WindowCounts>]) -> (usize, Vec<WindowStats>, WindowStats) {
+        // One ratio a layer and one over all of them, from the same resamples.
+        let mut ratios = Ratios::new(layers.len() + 1);
+        for (_, sums) in self.counts.sums.iter().filter(|((_, r), _)| *r == rows) {
+            let mut all = RequestSums::default();
+            sums.iter().for_each(|s| all.merge(s));
+            ratios.push(sums.iter().chain(std::iter::once(&all)).map(|s| (s.union, s.windows)));
+        }
+        let intervals = ratios.intervals(self.options.resamples, self.options.seed);
+        let interval = |at: usize| intervals.get(at).copied().flatten();
+        let popularity = |slot: usize| self.counts.load.get(slot).and_then(|load| formulas::popularity_union(load, rows));
+        let stats: Vec<WindowStats> = layers
+            .iter()
+            .enumerate()
+            .map(|(slot, counts)| match counts {
+                Some(counts) => self.stats(counts, interval(slot), popularity(slot)),
+                None => empty(rows),
+            })
+            .collect();
+        // The expectation over all layers weighs each layer by its windows, as the mean union does.
+        let weighed = stats.iter().map(|s| Some((s.popularity_union? * s.windows as f64, s.windows)));
+        let (sum, windows) = weighed.flatten().fold((0.0, 0), |(s, w), (x, n)| (s + x, w + n));
+        let popularity = (windows > 0).then(|| sum / windows as f64);
+        let all = match merged(self.counts, rows) {
+            Some(counts) => self.stats(&counts, interval(layers.len()), popularity),
+            None => empty(rows),
+        };
+        (rows, stats, all)
+    }
+
+    fn stats(&self, counts: &WindowCounts, ci95: Option<Interval>, popularity: Option<f64>) -> WindowStats {
+        let (windows, k, experts) = (counts.windows, self.plan.k as f64, self.plan.experts as f64);
+        let mean = |sum: u64| sum as f64 / windows as f64;
+        let ratio = |sum: u64, n: u64| (n > 0).then(|| sum as f64 / n as f64);
+        let union = formulas::union(&counts.union_hist).map(|u| crate::metric::report::Union { ci95, ..u });
+        let mut prefix = 0;
+        let prefix_union = counts.marginal.iter().map(|m| {
+            prefix += m;
+            mean(prefix)
+        });
+        let uniform = formulas::uniform_union(experts, k, counts.rows);
+        let lift = |expected: Option<f64>| formulas::lift(expected?, union.as_ref()?.mean, k);
+        WindowStats {
+            rows: counts.rows as u16,
+            windows,
+            prefix_union: prefix_union.collect(),
+            marginal: counts.marginal.iter().map(|&m| mean(m)).collect(),
+            marginal_kept: ratio(counts.kept_experts, counts.kept_rows),
+            // What rejected rows add up to is what the kept rows had not touched: the wasted experts.
+            marginal_rejected: ratio(counts.wasted, counts.rejected_rows),
+            wasted_mean: ratio(counts.wasted, windows),
+            pairwise: formulas::pairwise(counts),
+            lag_overlap_frac: formulas::by_lag(counts, |o, k| o / k),
+            lag_jaccard: formulas::by_lag(counts, |o, k| o / (2.0 * k - o)),
+            step_reuse: formulas::step_reuse(counts),
+            uniform_union: Some(uniform),
+            popularity_union: popularity,
+            lift: lift(Some(uniform)),
+            popularity_lift: lift(popularity),
+            union,
+        }
+    }
+}
+
+/// A layer without windows.
+fn empty(rows: usize) -> WindowStats {
+    WindowStats {
+        rows: rows as u16,
+        windows: 0,
+        union: None,
+        prefix_union: Vec::new(),
+        marginal: Vec::new(),
+        marginal_kept: None,
+        marginal_rejected: None,
+        wasted_mean: None,
+        pairwise: None,
+        lag_overlap_frac: None,
+        lag_jaccard: None,
+        step_reuse: None,
+        uniform_union: None,
+        popularity_union: None,
+        lift: None,
+        popularity_lift: None,
+    }
+}
+
+/// All layers' windows of one number of rows.
+fn merged(counts: &PassCounts, rows: usize) -> Option<WindowCounts> {
+    let (_, layers) = counts.groups.iter().find(|(r, _)| *r == rows)?;
+    layers.iter().flatten().cloned().reduce(|mut sum, layer| {
+        sum.merge(&layer);
+        sum
+    })
+}
+
+fn coverage(counts: &WindowCounts) -> Option<Vec<f64>> {
+    let windows = counts.coverage_windows as f64;
+    (counts.coverage_windows > 0).then(|| counts.coverage.iter().map(|&c| c as f64 / COVERAGE_ONE / windows).collect())
+}
+
+fn overall(
+    plan: &Plan<'_>,
+    layers: &[LayerReport],
+    stats: WindowStats,
+    by_rows: Vec<WindowStats>,
+    mass_coverage: Option<Vec<f64>>,
+) -> Option<Overall> {
+    let means: Vec<(u16, f64)> = layers.iter().filter_map(|l| Some((l.layer, l.stats.union.as_ref()?.mean))).collect();
+    // Ascending layers: a later one must be strictly larger.
+    let worst = means.iter().copied().reduce(|worst, next| if next.1 > worst.1 { next } else { worst })?;
+    let n = means.len() as f64;
+    let mean = means.iter().map(|m| m.1).sum::<f64>() / n;
+    let variance = means.iter().map(|m| (m.1 - mean).powi(2)).sum::<f64>() / n;
+    let loads: Vec<Load> = layers.iter().filter_map(|l| l.load).collect();
+    let load_mean = |of: fn(&Load) -> f64| loads.iter().map(of).sum::<f64>() / loads.len() as f64;
+    Some(Overall {
+        k: plan.k as u16,
+        experts: plan.experts as u16,
+        stats,
+        load: (!loads.is_empty()).then(|| Load {
+            entropy_bits: load_mean(|l| l.entropy_bits),
+            effective_experts: load_mean(|l| l.effective_experts),
+            top_1pct_share: load_mean(|l| l.top_1pct_share),
+            max_over_mean: load_mean(|l| l.max_over_mean),
+        }),
+        mass_coverage,
+        time: None,
+        cost: None,
+        by_rows,
+        worst_layer: worst.0,
+        layer_spread: Spread { min: means.iter().map(|m| m.1).fold(f64::INFINITY, f64::min), max: worst.1, sd: variance.sqrt() },
+    })
+}
+
+fn draft(counts: &PassCounts) -> Option<DraftReport> {
+    let layer = |(&layer, load): (&u16, &LoadCounts)| DraftLayer { layer, rows: load.rows, load: formulas::load(load) };
+    (!counts.draft.is_empty()).then(|| DraftReport { layers: counts.draft.iter().map(layer).collect() })
+}
+
+/// The narrow frame: one row per request, layer and number of rows that has windows.
+fn narrow(plan: &Plan<'_>, counts: &PassCounts) -> Vec<NarrowRow> {
+    let request = |at: u32| plan.steps.requests.get(at as usize).map_or(at, |r| r.request_id);
+    let of = |((at, rows), sums): &((u32, usize), Vec<RequestSums>)| {
+        let (request, rows) = (request(*at), *rows as u16);
+        let row = move |(&layer, s): (&u16, RequestSums)| NarrowRow {
+            request,
+            layer,
+            rows,
+            windows: s.windows,
+            union: s.union,
+            wasted: s.wasted,
+        };
+        plan.layers.iter().zip(sums.clone()).map(row).filter(|r| r.windows > 0).collect::<Vec<_>>()
+    };
+    counts.sums.iter().flat_map(of).collect()
+}
+
+fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>) -> Result<Vec<RequestReport>, AnalysisError> {
+    let groups = match dominant {
+        Some(rows) => frames::group(&narrow(plan, counts), rows as u16, By::Request).map_err(|reason| AnalysisError::Frame { reason })?,
+        None => Vec::new(),
+    };
+    let report = |span: &super::steps::RequestSpan| {
+        let group = groups.binary_search_by_key(&span.request_id, |g| g.key).ok().and_then(|at| groups.get(at));
+        RequestReport {
+            request_id: span.request_id,
+            verify_steps: span.verify_steps,
+            tokens_per_step: (span.verify_steps > 0).then(|| (span.accepted + span.verify_steps) as f64 / span.verify_steps as f64),
+            union_mean: group.and_then(frames::Group::union_mean),
+            wasted_mean: group.filter(|g| g.windows > 0).map(|g| g.wasted as f64 / g.windows as f64),
+        }
+    };
+    Ok(plan.steps.requests.iter().map(report).collect())
+}
+
+/// In a trace of kept rows only, nothing is known of rejected ones.
+fn forget_rejected(report: &mut Report) {
+    let stats = report.layers.iter_mut().flat_map(|l| std::iter::once(&mut l.stats).chain(&mut l.by_rows));
+    let all = report.overall.iter_mut().flat_map(|o| std::iter::once(&mut o.stats).chain(&mut o.by_rows));
+    for stats in stats.chain(all) {
+        stats.wasted_mean = None;
+        stats.marginal_rejected = None;
+    }
+    for request in &mut report.by_request {
+        request.wasted_mean = None;
+    }
+}
+
+fn totals(input: &Input<'_>) -> Totals {
+    let of = |phase: Phase| input.steps.iter().filter(|s| s.phase == phase).count() as u64;
+    let mut requests: Vec<u32> = input.requests.iter().copied().chain(input.steps.iter().map(|s| s.request_id)).collect();
+    requests.sort_unstable();
+    requests.dedup();
+    Totals {
+        requests: requests.len() as u64,
+        steps: input.steps.len() as u64,
+        prefill_steps: of(Phase::Prefill),
+        decode_steps: of(Phase::Decode),
+        verify_steps: of(Phase::Verify),
+        tokens_emitted: input.steps.iter().map(|s| u64::from(s.emitted)).sum(),
+    }
+}
+
+fn run_facts(name: &str, m: &Manifest) -> RunFacts {
+    RunFacts {
+        name: name.to_owned(),
+        format_version: m.format_version.clone(),
+        written_by: m.written_by.clone(),
+        complete: m.complete,
+        incomplete_reason: m.incomplete_reason.clone(),
+        started_unix_ns: m.started_unix_ns,
+        ended_unix_ns: m.ended_unix_ns,
+        model: m.model.clone(),
+        drafter: m.drafter.clone(),
+        sampling: m.sampling.clone(),
+        verification: m.verification,
+        engine: m.engine.clone(),
+        device: m.device.clone(),
+        window_completeness: m.window_completeness,
+        id_space: m.id_space,
+        token_hash: m.token_hash.clone(),
+        instrumentation: m.instrumentation.clone(),
+        emulated: m.emulated,
+        router_weights: m.router_weights,
+    }
+}

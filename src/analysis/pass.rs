@@ -1,0 +1,219 @@
+//! The pass over all units in parallel, and the sum of their counts.
+
+use super::AnalysisError;
+use super::counts::{LoadCounts, RequestSums, WindowCounts};
+use super::source::RouteSource;
+use super::steps::StepTable;
+use super::unit::UnitPass;
+use rayon::prelude::*;
+use std::collections::{BTreeMap, HashMap};
+
+/// Larger shapes than this (layers x experts) are taken for a broken manifest.
+const MAX_CELLS: usize = 1 << 22;
+const NO_SLOT: u16 = u16::MAX;
+
+/// What the pass must know beforehand.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// The steps.
+    pub steps: &'a StepTable,
+    /// Routed layers of the target, ascending absolute numbers. A layer's place here is its slot.
+    pub layers: Vec<u16>,
+    slot_of: Vec<u16>,
+    /// Experts per row.
+    pub k: usize,
+    /// Experts per layer.
+    pub experts: usize,
+    /// Windows hold only the rows that were kept.
+    pub kept_rows_only: bool,
+}
+
+impl<'a> Plan<'a> {
+    /// A plan for a model of these routed layers.
+    ///
+    /// # Errors
+    /// When the shape cannot be one of a model.
+    pub fn new(steps: &'a StepTable, moe_layers: &[u16], k: u16, experts: u16, kept_rows_only: bool) -> Result<Self, AnalysisError> {
+        let mut layers = moe_layers.to_vec();
+        layers.sort_unstable();
+        layers.dedup();
+        let (k, experts) = (usize::from(k), usize::from(experts));
+        if k == 0 || k > experts {
+            return Err(AnalysisError::Shape { reason: format!("{k} experts per token of {experts}") });
+        }
+        if layers.len() * experts > MAX_CELLS || layers.last() == Some(&NO_SLOT) {
+            return Err(AnalysisError::Shape { reason: format!("{} routed layers of {experts} experts", layers.len()) });
+        }
+        let mut slot_of = vec![NO_SLOT; layers.last().map_or(0, |&l| usize::from(l) + 1)];
+        for (slot, &layer) in (0u16..).zip(&layers) {
+            slot_of[usize::from(layer)] = slot;
+        }
+        Ok(Self { steps, layers, slot_of, k, experts, kept_rows_only })
+    }
+
+    /// Slot of a layer.
+    #[inline]
+    pub fn slot(&self, layer: u16) -> Option<usize> {
+        self.slot_of.get(usize::from(layer)).filter(|&&s| s != NO_SLOT).map(|&s| usize::from(s))
+    }
+}
+
+/// A union at the border of a unit, for the reuse across it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    /// Index of the request.
+    pub request: u32,
+    /// Slot of the layer.
+    pub slot: usize,
+    /// Rows of the window (of a first window).
+    pub rows: usize,
+    /// Its experts, ascending.
+    pub union: Box<[u16]>,
+}
+
+/// Windows that do not have the rows that their step says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Irregular {
+    /// Number of windows.
+    pub windows: u64,
+    /// The first one: step, layer, rows found, rows expected.
+    pub first: Option<(u32, u16, usize, usize)>,
+}
+
+impl Irregular {
+    /// One such window.
+    pub fn one(step: u32, layer: u16, found: usize, expected: usize) -> Self {
+        Self { windows: 1, first: Some((step, layer, found, expected)) }
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, other: Self) {
+        self.windows += other.windows;
+        self.first = [self.first, other.first].into_iter().flatten().min();
+    }
+}
+
+/// Everything that the pass counts.
+#[derive(Debug, Clone, Default)]
+pub struct PassCounts {
+    /// By number of rows: the layers' windows, by slot.
+    pub groups: Vec<(usize, Vec<Option<WindowCounts>>)>,
+    /// Load by slot, over the target's verify rows.
+    pub load: Vec<LoadCounts>,
+    /// By (index of the request, number of rows): sums by slot.
+    pub sums: Vec<((u32, usize), Vec<RequestSums>)>,
+    sums_at: HashMap<(u32, usize), usize>,
+    /// Load of the draft module's layers.
+    pub draft: BTreeMap<u16, LoadCounts>,
+    /// Windows that were left out.
+    pub irregular: Irregular,
+    /// First windows whose previous window is in an earlier unit.
+    pub firsts: Vec<Edge>,
+    /// Last windows of requests that continue in a later unit.
+    pub lasts: Vec<Edge>,
+}
+
+impl PassCounts {
+    /// Nothing, of that many layers.
+    pub fn new(layers: usize) -> Self {
+        Self { load: vec![LoadCounts::default(); layers], ..Self::default() }
+    }
+
+    /// Place of windows of `rows` rows.
+    pub fn group(&mut self, rows: usize) -> usize {
+        self.groups.iter().position(|(r, _)| *r == rows).unwrap_or_else(|| {
+            self.groups.push((rows, vec![None; self.load.len()]));
+            self.groups.len() - 1
+        })
+    }
+
+    /// Place of a request's sums.
+    pub fn sums(&mut self, key: (u32, usize)) -> usize {
+        *self.sums_at.entry(key).or_insert_with(|| {
+            self.sums.push((key, vec![RequestSums::default(); self.load.len()]));
+            self.sums.len() - 1
+        })
+    }
+
+    /// Adds the counts of other units, edges excepted.
+    fn merge(&mut self, other: Self) {
+        for (rows, layers) in other.groups {
+            let at = self.group(rows);
+            for (mine, theirs) in self.groups[at].1.iter_mut().zip(layers) {
+                match (mine.as_mut(), theirs) {
+                    (Some(mine), Some(theirs)) => mine.merge(&theirs),
+                    (None, theirs) => *mine = theirs,
+                    (Some(_), None) => {}
+                }
+            }
+        }
+        for (mine, theirs) in self.load.iter_mut().zip(&other.load) {
+            mine.merge(theirs);
+        }
+        for (key, sums) in other.sums {
+            let at = self.sums(key);
+            for (mine, theirs) in self.sums[at].1.iter_mut().zip(&sums) {
+                mine.merge(theirs);
+            }
+        }
+        for (layer, load) in other.draft {
+            self.draft.entry(layer).or_default().merge(&load);
+        }
+        self.irregular.add(other.irregular);
+    }
+
+    /// Adds the reuse across the borders of units, whose edges come in order.
+    fn stitch(&mut self, edges: Vec<(Vec<Edge>, Vec<Edge>)>) {
+        let mut last: HashMap<(u32, usize), Box<[u16]>> = HashMap::new();
+        for (firsts, lasts) in edges {
+            for first in firsts {
+                let Some(before) = last.get(&(first.request, first.slot)) else { continue };
+                let shared = shared(&first.union, before);
+                let at = self.group(first.rows);
+                if let Some(Some(counts)) = self.groups[at].1.get_mut(first.slot) {
+                    counts.add_reuse(first.union.len(), shared);
+                }
+            }
+            last.extend(lasts.into_iter().map(|edge| ((edge.request, edge.slot), edge.union)));
+        }
+    }
+
+    /// Puts everything into an order that does not depend on threads.
+    fn sort(&mut self) {
+        self.groups.sort_by_key(|(rows, _)| *rows);
+        self.sums.sort_by_key(|(key, _)| *key);
+        self.sums_at.clear();
+    }
+}
+
+/// Number of common entries of two ascending lists.
+fn shared(a: &[u16], b: &[u16]) -> usize {
+    a.iter().filter(|id| b.binary_search(id).is_ok()).count()
+}
+
+/// Reads all units, on as many threads as rayon has.
+///
+/// # Errors
+/// The first error of any unit.
+pub fn run(source: &dyn RouteSource, plan: &Plan<'_>) -> Result<PassCounts, AnalysisError> {
+    type Partial = (PassCounts, Vec<(usize, (Vec<Edge>, Vec<Edge>))>);
+    let nothing = || -> Partial { (PassCounts::new(plan.layers.len()), Vec::new()) };
+    let unit = |(mut sum, mut edges): Partial, at: usize| -> Result<Partial, AnalysisError> {
+        let mut pass = UnitPass::new(plan);
+        source.read(at, &mut |slice| pass.feed(slice))?;
+        let mut counts = pass.finish()?;
+        edges.push((at, (std::mem::take(&mut counts.firsts), std::mem::take(&mut counts.lasts))));
+        sum.merge(counts);
+        Ok((sum, edges))
+    };
+    let both = |(mut a, mut a_edges): Partial, (b, b_edges): Partial| -> Result<Partial, AnalysisError> {
+        a.merge(b);
+        a_edges.extend(b_edges);
+        Ok((a, a_edges))
+    };
+    let (mut counts, mut edges) = (0..source.units()).into_par_iter().try_fold(nothing, unit).try_reduce(nothing, both)?;
+    edges.sort_by_key(|(at, _)| *at);
+    counts.stitch(edges.into_iter().map(|(_, edge)| edge).collect());
+    counts.sort();
+    Ok(counts)
+}

@@ -1,0 +1,131 @@
+//! A trace in memory: rows as tuples, cut into units and slices wherever a test wants.
+
+use crate::analysis::source::{RouteSlice, RouteSource};
+use crate::analysis::steps::StepRow;
+use crate::analysis::{AnalysisError, Input, Options, analyze_input};
+use crate::metric::report::Report;
+use crate::trace::Phase;
+use crate::trace::manifest::{
+    DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, WindowCompleteness,
+};
+
+/// One row of `routes`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Route {
+    pub step: u32,
+    pub layer: u16,
+    pub row: u16,
+    pub draft: bool,
+    pub ids: Vec<u16>,
+    pub weights: Vec<f32>,
+}
+
+/// A whole trace.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    pub manifest: Manifest,
+    pub steps: Vec<StepRow>,
+    pub routes: Vec<Route>,
+    /// First step of every unit but the first.
+    pub cuts: Vec<u32>,
+    /// Rows per slice.
+    pub slice: usize,
+}
+
+impl Memory {
+    /// A trace without steps.
+    pub fn new(layers: &[u16], experts: u16, k: u16) -> Self {
+        Self { manifest: manifest(layers, experts, k), steps: Vec::new(), routes: Vec::new(), cuts: Vec::new(), slice: 1000 }
+    }
+
+    /// Appends a verify step; `ids[layer place][row]`.
+    pub fn verify(&mut self, request_id: u32, accepted: u16, ids: &[Vec<Vec<u16>>]) {
+        let step_id = self.steps.last().map_or(0, |s| s.step_id + 1);
+        let rows = ids.first().map_or(0, Vec::len) as u16;
+        self.steps.push(StepRow { step_id, request_id, phase: Phase::Verify, rows, accepted, emitted: u32::from(accepted) + 1 });
+        let layers = self.manifest.model.moe_layers.clone();
+        for (&layer, rows) in layers.iter().zip(ids) {
+            for (row, ids) in (0u16..).zip(rows) {
+                self.routes.push(Route { step: step_id, layer, row, draft: false, ids: ids.clone(), weights: Vec::new() });
+            }
+        }
+    }
+
+    pub fn try_report(&self) -> Result<Report, AnalysisError> {
+        let input = Input { name: "memory", manifest: &self.manifest, steps: &self.steps, requests: &[], routes: self };
+        analyze_input(&input, &Options { resamples: 200, seed: 1 })
+    }
+
+    pub fn report(&self) -> Report {
+        self.try_report().unwrap()
+    }
+}
+
+impl RouteSource for Memory {
+    fn units(&self) -> usize {
+        self.cuts.len() + 1
+    }
+
+    fn read(&self, unit: usize, sink: &mut dyn FnMut(RouteSlice<'_>) -> Result<(), AnalysisError>) -> Result<(), AnalysisError> {
+        let from = if unit == 0 { 0 } else { self.cuts[unit - 1] };
+        let to = self.cuts.get(unit).copied().unwrap_or(u32::MAX);
+        let rows: Vec<&Route> = self.routes.iter().filter(|r| (from..to).contains(&r.step)).collect();
+        for rows in rows.chunks(self.slice) {
+            let k = rows[0].ids.len();
+            let ids: Vec<Vec<u16>> = (0..k).map(|c| rows.iter().map(|r| r.ids[c]).collect()).collect();
+            let weights: Vec<Vec<f32>> = (0..rows[0].weights.len()).map(|c| rows.iter().map(|r| r.weights[c]).collect()).collect();
+            sink(RouteSlice {
+                step_id: &rows.iter().map(|r| r.step).collect::<Vec<_>>(),
+                layer: &rows.iter().map(|r| r.layer).collect::<Vec<_>>(),
+                row: &rows.iter().map(|r| r.row).collect::<Vec<_>>(),
+                draft: &rows.iter().map(|r| r.draft).collect::<Vec<_>>(),
+                ids: &ids.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+                weights: &weights.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The manifest of a run that never was.
+pub fn manifest(layers: &[u16], experts: u16, k: u16) -> Manifest {
+    Manifest {
+        format_version: "1.0".into(),
+        written_by: "test".into(),
+        complete: true,
+        incomplete_reason: None,
+        started_unix_ns: 0,
+        ended_unix_ns: Some(1),
+        model: ModelShape {
+            name: "tiny".into(),
+            architecture: "test".into(),
+            identity: None,
+            layers: layers.iter().max().map_or(0, |l| l + 1),
+            moe_layers: layers.to_vec(),
+            draft_layers: vec![42],
+            experts,
+            experts_per_token: k,
+            shared_experts: 1,
+            hidden_size: 64,
+            expert_size: 32,
+            vocab_size: 100,
+            quantisation: "bf16".into(),
+            bytes_per_expert: 12288,
+            bytes_other_per_step: None,
+        },
+        drafter: DrafterInfo { kind: "mtp".into(), draft_len: 3 },
+        sampling: SamplingInfo { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, max_new_tokens: 64, ignore_eos: false },
+        verification: Verification::Exact,
+        engine: "test".into(),
+        device: DeviceInfo { kind: "cpu".into(), name: "none".into(), units: Some(1) },
+        window_completeness: WindowCompleteness::Full,
+        id_space: IdSpace::Logical,
+        token_hash: None,
+        instrumentation: Instrumentation::default(),
+        emulated: true,
+        router_weights: false,
+        text_stored: false,
+        warnings: Vec::new(),
+        tables: Default::default(),
+    }
+}

@@ -1,0 +1,103 @@
+//! Everything that limits a report's numbers, each with a stable code and one sentence.
+
+use super::Input;
+use super::counts::MAX_PAIR_ROWS;
+use super::pass::PassCounts;
+use crate::metric::report::Report;
+use crate::trace::manifest::{IdSpace, Verification, Warning, WindowCompleteness};
+
+/// Below this, the 99th percentile is the largest value.
+const FEW_WINDOWS: u64 = 100;
+
+/// The warnings of a report whose numbers are there already; the manifest's own come first.
+pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warning> {
+    let manifest = input.manifest;
+    let mut warnings = manifest.warnings.clone();
+    let mut warn = |code: &str, message: String| {
+        if !warnings.iter().any(|w| w.code == code) {
+            warnings.push(Warning::new(code, message));
+        }
+    };
+    if !manifest.complete {
+        let why = manifest.incomplete_reason.as_deref().unwrap_or("unknown");
+        warn("trace_incomplete", format!("the trace is incomplete ({why}): numbers cover what was kept"));
+    }
+    if manifest.emulated {
+        warn("emulated", "no real device ran: its times are not a device's times and none are shown".into());
+    }
+    match manifest.window_completeness {
+        WindowCompleteness::Full => {}
+        WindowCompleteness::AcceptedOnly => warn(
+            "accepted_only",
+            "only kept rows were recorded: a window's rows are its kept rows, unions are lower bounds of the verify windows', \
+             wasted experts and rejected rows are unknown"
+                .into(),
+        ),
+        WindowCompleteness::Counts => warn("no_windows", "only counts by expert were recorded: unions and overlaps are unknown".into()),
+        WindowCompleteness::None => warn("no_windows", "no routes were recorded: unions and overlaps are unknown".into()),
+    }
+    if manifest.id_space == IdSpace::Physical {
+        warn("physical_ids", "expert ids are physical slots: replicas of one expert count as different experts".into());
+    }
+    if manifest.verification == Verification::Batched {
+        warn("batched_verification", "verify rows depend on the batch: near-ties may have fallen otherwise than in plain decoding".into());
+    }
+    if report.totals.verify_steps == 0 {
+        warn("no_verify_steps", "the trace has no verify step: acceptance and unions are unknown".into());
+    } else if matches!(manifest.window_completeness, WindowCompleteness::Full | WindowCompleteness::AcceptedOnly) {
+        let missing: Vec<String> = report.layers.iter().filter(|l| l.stats.windows == 0).map(|l| l.layer.to_string()).collect();
+        if !missing.is_empty() {
+            warn(
+                "layers_without_windows",
+                format!("no windows in {} of {} routed layers: {}", missing.len(), report.layers.len(), list(&missing)),
+            );
+        }
+    }
+    if let Some((step, layer, found, expected)) = counts.irregular.first {
+        let message = format!(
+            "{} windows left out because their rows are not those of their step; the first: step {step}, layer {layer} has {found} of {expected} rows",
+            counts.irregular.windows
+        );
+        warn("irregular_windows", message);
+    }
+    if let Some(overall) = &report.overall {
+        let stats = &overall.stats;
+        if !overall.by_rows.is_empty() {
+            let others: Vec<String> = overall.by_rows.iter().map(|s| s.rows.to_string()).collect();
+            let message = format!(
+                "windows have different lengths: numbers are of {} rows, those of {} rows are in `by_rows`",
+                stats.rows,
+                list(&others)
+            );
+            warn("mixed_rows", message);
+        }
+        if usize::from(stats.rows) > MAX_PAIR_ROWS {
+            warn("many_rows", format!("windows of more than {MAX_PAIR_ROWS} rows have no pairwise overlaps"));
+        }
+        let fewest = report.layers.iter().map(|l| l.stats.windows).filter(|&n| n > 0).min().unwrap_or(0);
+        if fewest < FEW_WINDOWS {
+            warn(
+                "few_windows",
+                format!("{fewest} windows in the least covered layer: p99 needs {FEW_WINDOWS} to differ from the largest value"),
+            );
+        }
+        if stats.union.as_ref().is_some_and(|u| u.ci95.is_none()) {
+            warn("too_few_requests", "intervals are drawn over requests and need at least two".into());
+        }
+    } else if report.acceptance.tokens_per_step.is_some() && report.acceptance.tokens_per_step_ci95.is_none() {
+        warn("too_few_requests", "intervals are drawn over requests and need at least two".into());
+    }
+    if report.layers.iter().any(|l| l.stats.windows > 0) && report.layers.iter().all(|l| l.mass_coverage.is_none()) {
+        warn("no_router_weights", "gate weights were not recorded: mass coverage is unknown".into());
+    }
+    warn("no_device_times", "the trace has no kernel times: `time` and `cost` are unknown, and so is the verify ratio".into());
+    warn("no_advice", "a best draft length needs step costs, which are unknown".into());
+    warnings
+}
+
+/// The first few entries, and how many more.
+fn list(entries: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown = entries.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if entries.len() > SHOWN { format!("{shown} and {} more", entries.len() - SHOWN) } else { shown }
+}

@@ -1,0 +1,41 @@
+//! Text of a foreign origin made safe for a terminal, and lines broken at a width.
+
+/// The text without control characters: a model's name must not move the cursor or change a colour.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// `text` broken at blanks so that no line is wider than `width` where a word fits; the first line begins with
+/// `first`, every other one with as many blanks. Ends in a newline.
+pub fn paragraph(first: &str, text: &str, width: usize) -> String {
+    let indent = first.chars().count();
+    let mut out = String::from(first);
+    let mut column = indent;
+    for (i, word) in text.split_whitespace().enumerate() {
+        let length = word.chars().count();
+        if i > 0 && column + 1 + length > width {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            column = indent;
+        } else if i > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out.push('\n');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_at_blanks() {
+        assert_eq!(paragraph("[1] ", "one two three", 11), "[1] one two\n    three\n");
+        assert_eq!(paragraph("", "incompressible", 4), "incompressible\n");
+        assert_eq!(plain("a\x1b[31mb\n"), "a?[31mb?");
+    }
+}
