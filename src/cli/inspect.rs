@@ -126,7 +126,7 @@ impl Inspection<'_> {
         let (m, t) = (self.manifest, &self.totals);
         let mut out = String::new();
         let mut fact = |name: &str, value: String| {
-            let _ = writeln!(out, "{name:<13}{}", plain(&value));
+            let _ = writeln!(out, "{name:<15}{}", plain(&value));
         };
         fact("trace", trace.dir().display().to_string());
         fact("format", format!("{}, written by {}", m.format_version, m.written_by));

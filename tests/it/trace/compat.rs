@@ -3,7 +3,7 @@
 use super::{Row, files, route_rows, small};
 use serde_json::{Value, json};
 use specprof::trace::token_hash::TokenHasher;
-use specprof::trace::{Trace, validate};
+use specprof::trace::{Ending, TelemetrySample, Trace, TraceWriter, WriterOptions, validate};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,10 @@ fn publish_this_version() {
     let dir = compat().join(format!("v{}", specprof::trace::FORMAT_VERSION));
     fs::create_dir_all(&dir).unwrap();
     let path = dir.join("trace");
-    small().write(&path).unwrap();
+    let mut writer = TraceWriter::create(&path, small().manifest(), &WriterOptions::default()).unwrap();
+    writer.telemetry().offer(TelemetrySample { time_ns: 1_700_000_000_000_000_000, host_load: Some(0.25), ..TelemetrySample::default() });
+    small().emit(&mut writer).unwrap();
+    writer.finish(Ending::Complete).unwrap();
     let numbers = numbers(&Trace::open(&path).unwrap());
     fs::write(dir.join("expected.json"), serde_json::to_string_pretty(&numbers).unwrap() + "\n").unwrap();
 }

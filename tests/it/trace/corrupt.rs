@@ -230,7 +230,8 @@ fn dangling_references_fail_a_check() {
         let moved = UInt32Array::from_iter_values(steps.values().iter().map(|&s| if s == last { 9999 } else { s }));
         with_column(&b, "step_id", false, Arc::new(moved))
     });
-    assert_eq!(failed(&path), ["route_step", "route_windows", "route_layers"]);
+    // Every layer lacks the same rows, so the layers still agree with each other.
+    assert_eq!(failed(&path), ["route_step", "route_windows"]);
     small().write(&dir.path().join("u")).unwrap();
     let path = dir.path().join("u");
     rewrite(&path, "requests", WriterProperties::builder().build(), |b| {

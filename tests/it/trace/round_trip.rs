@@ -6,8 +6,8 @@ use specprof::trace::event::RouteBlock;
 use specprof::trace::synth::Synth;
 use specprof::trace::token_hash::TokenHasher;
 use specprof::trace::{
-    Ending, FinishReason, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TelemetrySample, Trace, TraceWriter, WriterOptions,
-    validate,
+    Ending, FinishReason, HostSampler, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TelemetrySample, Trace, TraceWriter,
+    WriterOptions, validate,
 };
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ fn synth(weights: bool) -> Synth {
 }
 
 fn any_routes(weights: bool) -> impl Strategy<Value = StepRoutes> {
-    // Blocks at even places of the row axis: those of one module never share a row of a layer.
-    let block = (0u16..6, any::<bool>(), 1u16..5);
+    // One block per layer and module: those of the two modules may share rows.
+    let block = (0u16..6, 1u16..5);
     let blocks = prop::collection::btree_map((0u16..6, any::<bool>()), block, 0..8);
     (blocks, prop::collection::vec(0..EXPERTS, 8 * 5 * K), prop::collection::vec(any::<u32>(), 8 * 5 * K)).prop_map(
         move |(blocks, ids, bits)| {
             let mut routes = StepRoutes::new(K);
             let mut at = 0;
-            for ((layer, draft), (first_row, _, rows)) in blocks {
+            for ((layer, draft), (first_row, rows)) in blocks {
                 let module = if draft { Module::Draft } else { Module::Target };
                 let end = at + usize::from(rows) * K;
                 let gates: Vec<f32> = bits[at..end].iter().map(|&b| f32::from_bits(b)).collect();
@@ -107,7 +107,6 @@ proptest! {
         let options = WriterOptions { flush_interval, queue: 4, ..WriterOptions::default() };
         let mut writer = TraceWriter::create(&path, synth(weights).manifest(), &options).unwrap();
         let mut hasher = TokenHasher::default();
-        let sample = TelemetrySample { time_ns: 5, power_w: Some(1.5), throttle_reasons: Some("none".into()), ..TelemetrySample::default() };
         for (i, step) in steps.iter_mut().enumerate() {
             step.step_id = i as u32 * 3;
             hasher.add(step.request_id, &step.emitted_tokens);
@@ -120,7 +119,7 @@ proptest! {
 
         let trace = Trace::open(&path).unwrap();
         prop_assert_eq!(trace.manifest(), &manifest);
-        prop_assert!(trace.telemetry().unwrap().is_empty(), "{:?}", sample);
+        prop_assert!(trace.telemetry().unwrap().is_empty());
         prop_assert_eq!(trace.requests().unwrap(), requests);
         let want: Vec<Row> = steps.iter().flat_map(expected_rows).collect();
         prop_assert_eq!(route_rows(&trace).unwrap(), want);
@@ -171,7 +170,19 @@ fn many_small_parts_become_one() {
     let synth = Synth { verify_steps: 60, ..synth(false) };
     let mut writer = TraceWriter::create(&path, synth.manifest(), &options).unwrap();
     let telemetry = writer.telemetry();
-    telemetry.offer(TelemetrySample { time_ns: 1, host_load: Some(0.5), ..TelemetrySample::default() });
+    let sample = TelemetrySample {
+        time_ns: 1,
+        sm_clock_mhz: Some(1980),
+        memory_clock_mhz: None,
+        power_w: Some(412.5),
+        temperature_c: Some(61.0),
+        throttle_reasons: Some("power cap".into()),
+        memory_used_bytes: Some(1 << 36),
+        host_load: Some(0.5),
+        cpu_mhz: None,
+        rss_bytes: Some(7),
+    };
+    telemetry.offer(sample.clone());
     synth.emit(&mut writer).unwrap();
     let manifest = writer.finish(Ending::Complete).unwrap();
     assert!(manifest.tables.values().all(|parts| parts.len() == 1), "{:?}", manifest.tables);
@@ -181,7 +192,7 @@ fn many_small_parts_become_one() {
     assert_eq!(files(&path).len(), listed + 1, "{:?}", files(&path));
     let trace = Trace::open(&path).unwrap();
     assert_eq!(validate(&trace).unwrap().failed(), 0);
-    assert_eq!(trace.telemetry().unwrap()[0].host_load, Some(0.5));
+    assert_eq!(trace.telemetry().unwrap(), [sample]);
 }
 
 #[test]
@@ -217,4 +228,24 @@ fn dropped_without_an_end_it_is_incomplete() {
     assert!(trace.warnings().iter().any(|w| w.code == "incomplete"));
     let validation = validate(&trace).unwrap();
     assert!(validation.relaxed && validation.failed() == 0, "{validation:#?}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_sampler_fills_the_telemetry_table_and_stops_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t");
+    let writer = TraceWriter::create(&path, synth(false).manifest(), &WriterOptions::default()).unwrap();
+    let sampler = HostSampler::start(writer.telemetry(), Duration::from_millis(20)).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(sampler);
+    let long = HostSampler::start(writer.telemetry(), Duration::from_secs(3600)).unwrap();
+    let begin = std::time::Instant::now();
+    drop(long);
+    assert!(begin.elapsed() < Duration::from_secs(10), "it slept through its end");
+    writer.finish(Ending::Complete).unwrap();
+    let trace = Trace::open(&path).unwrap();
+    let samples = trace.telemetry().unwrap();
+    assert!(samples.len() >= 3 && samples.iter().all(|s| s.rss_bytes.is_some() && s.power_w.is_none()), "{samples:?}");
+    assert_eq!(validate(&trace).unwrap().failed(), 0);
 }
