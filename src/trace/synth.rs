@@ -308,7 +308,7 @@ fn choose(rng: &mut ChaCha8Rng, table: &[u16], experts: u16, k: usize, carry: f6
         for draw in [bits as u16, (bits >> 16) as u16, (bits >> 32) as u16, (bits >> 48) as u16] {
             let id = match table.get(usize::from(draw)) {
                 Some(&id) => id,
-                None => (u32::from(draw) * u32::from(experts) >> 16) as u16,
+                None => ((u32::from(draw) * u32::from(experts)) >> 16) as u16,
             };
             if left > 0 && !chosen.contains(id) {
                 chosen.insert(id);
