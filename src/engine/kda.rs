@@ -36,8 +36,6 @@ pub(super) struct KdaState {
     values: Vec<f32>,
     decays: Vec<f32>,
     betas: Vec<f32>,
-    /// `[V]` of each head.
-    update: Vec<f32>,
 }
 
 /// Intermediate rows of a pass.
@@ -67,7 +65,6 @@ impl KdaState {
             values: Vec::new(),
             decays: Vec::new(),
             betas: Vec::new(),
-            update: vec![0.0; heads * dim],
         }
     }
 
@@ -164,44 +161,39 @@ impl KdaState {
     fn recur(&mut self, first: usize, rows: usize, read: Option<(&[f32], &mut [f32])>) {
         let (heads, dim, width) = (self.heads, self.dim, self.width());
         let (committed, keys, values, decays, betas) = (&self.committed, &self.keys, &self.values, &self.decays, &self.betas);
-        let head_rows = |head: usize, state: &mut [f32], scratch: &mut [f32], mut read: Option<(&[f32], &mut [f32])>| {
+        let head_rows = |head: usize, state: &mut [f32], mut read: Option<(&[f32], &mut [f32])>| {
             for row in 0..rows {
                 let at = (first + row) * width + head * dim;
-                let part = |all: &'_ Vec<f32>| -> std::ops::Range<usize> { at..(at + dim).min(all.len()) };
                 simd::delta_step(DeltaStep {
                     from: (first + row == 0).then(|| &committed[head * dim * dim..][..dim * dim]),
                     state,
-                    key: &keys[part(keys)],
-                    value: &values[part(values)],
-                    decay: &decays[part(decays)],
+                    key: &keys[at..at + dim],
+                    value: &values[at..at + dim],
+                    decay: &decays[at..at + dim],
                     beta: betas[(first + row) * heads + head],
-                    scratch,
                     read: read.as_mut().map(|(q, o)| (&q[row * width + head * dim..][..dim], &mut o[row * dim..][..dim])),
                 });
             }
         };
         let parallel = heads * dim * dim * rows >= PARALLEL && rayon::current_num_threads() > 1;
         let states = &mut self.working;
-        let scratch = &mut self.update;
         match read {
             Some((query, out)) if parallel => states
                 .par_chunks_mut(dim * dim)
-                .zip(scratch.par_chunks_mut(dim))
                 .zip(out.par_chunks_mut(rows * dim))
                 .enumerate()
-                .for_each(|(head, ((state, scratch), out))| head_rows(head, state, scratch, Some((query, out)))),
+                .for_each(|(head, (state, out))| head_rows(head, state, Some((query, out)))),
             Some((query, out)) => {
-                let parts = states.chunks_mut(dim * dim).zip(scratch.chunks_mut(dim)).zip(out.chunks_mut(rows * dim));
-                for (head, ((state, scratch), out)) in parts.enumerate() {
-                    head_rows(head, state, scratch, Some((query, out)));
+                let parts = states.chunks_mut(dim * dim).zip(out.chunks_mut(rows * dim));
+                for (head, (state, out)) in parts.enumerate() {
+                    head_rows(head, state, Some((query, out)));
                 }
             }
             None => states
                 .par_chunks_mut(dim * dim)
-                .zip(scratch.par_chunks_mut(dim))
                 .enumerate()
                 .with_min_len(if parallel { 1 } else { heads })
-                .for_each(|(head, (state, scratch))| head_rows(head, state, scratch, None)),
+                .for_each(|(head, state)| head_rows(head, state, None)),
         }
     }
 
@@ -292,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_recurrence_is_decay_predict_write_read() {
-        let dim = 6;
+        let dim = 19;
         let value = |seed: usize, i: usize| ((seed * 31 + i * 17) as f32 * 0.37).sin();
         let mut state = vec![0.0_f32; dim * dim];
         let mut reference = vec![0.0_f64; dim * dim];
@@ -301,17 +293,8 @@ mod tests {
             let (k, v, q) = (vector(1), vector(2), vector(3));
             let a: Vec<f32> = vector(4).iter().map(|x| 0.6 + 0.3 * x).collect();
             let beta = 0.3 + 0.05 * t as f32;
-            let (mut out, mut scratch) = (vec![0.0; dim], vec![0.0; dim]);
-            simd::delta_step(DeltaStep {
-                from: None,
-                state: &mut state,
-                key: &k,
-                value: &v,
-                decay: &a,
-                beta,
-                scratch: &mut scratch,
-                read: Some((&q, &mut out)),
-            });
+            let mut out = vec![0.0; dim];
+            simd::delta_step(DeltaStep { from: None, state: &mut state, key: &k, value: &v, decay: &a, beta, read: Some((&q, &mut out)) });
             let f = |x: &Vec<f32>, i: usize| f64::from(x[i]);
             for i in 0..dim {
                 for j in 0..dim {

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 /// Multiplications below which threads cost more than they bring.
-const PARALLEL: usize = 1 << 20;
+const PARALLEL: usize = 1 << 22;
 /// Decoded weights kept at a time: 32 KiB, what a first-level cache holds.
 const DECODED: usize = 8 * 1024;
 /// Rows up to which BF16 is decoded in registers, for each group of rows anew.

@@ -15,7 +15,7 @@ use super::weights::{MlaQuery, MlaWeights};
 use rayon::prelude::*;
 
 /// Multiplications below which one thread does all heads.
-const PARALLEL: usize = 1 << 20;
+const PARALLEL: usize = 1 << 22;
 
 /// The cache of one layer: `[tokens, latent + rope]`.
 #[derive(Debug)]

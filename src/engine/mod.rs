@@ -17,6 +17,7 @@ pub mod golden;
 mod golden_file;
 pub mod inventory;
 mod kda;
+mod lanes;
 mod layer;
 pub mod matmul;
 pub mod matrix;

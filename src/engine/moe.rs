@@ -13,7 +13,7 @@ use super::weights::{GatedMlp, MoeWeights};
 use rayon::prelude::*;
 
 /// Multiplications below which one thread does all experts.
-const PARALLEL: usize = 1 << 20;
+const PARALLEL: usize = 1 << 22;
 
 /// Intermediate rows of a pass.
 #[derive(Debug, Default)]

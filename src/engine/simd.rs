@@ -1,21 +1,16 @@
-//! The inner loops, compiled once per instruction set and chosen at run time.
+//! The inner loops, built for each instruction set and chosen at run time.
 //!
 //! A dot product is always 16 partial sums, lane `l` over elements `l, l+16, ...`, added up by one fixed
 //! tree. Blocking over outputs or rows changes which sums are computed together, never the order inside
 //! one, so a row's result has the same bits in a pass of 1 row and of 512. The AVX2 and AVX-512 builds use
 //! fused multiply-adds on the same lanes and agree bit for bit with each other; the portable build rounds
 //! twice where the processor has no fused form.
-//!
-//! This is the only file of the engine with `unsafe`: calls into functions built for an instruction set
-//! whose presence has just been checked.
 
+use super::lanes::{LANES, Lanes, Portable};
 use std::array::from_fn;
 
-/// Partial sums of a dot product.
-pub(super) const LANES: usize = 16;
-
-/// Columns that [`accumulate`] keeps in registers.
-const BLOCK: usize = 64;
+/// Vectors of columns that [`accumulate`] and [`delta_step`] keep in registers.
+const BLOCK: usize = 4;
 
 /// `rows` vectors of `cols` numbers, `stride` apart.
 #[derive(Debug, Clone, Copy)]
@@ -45,37 +40,32 @@ pub(super) struct Steps {
     pub row: usize,
 }
 
-#[inline(always)]
-fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
-    if FMA || cfg!(target_feature = "fma") || cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
-}
-
-/// Defines a function that runs `$body::<FMA>` as built for the best instruction set of this machine.
+/// Defines a function that runs `$body` as built for the best instruction set of this machine.
 macro_rules! dispatched {
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$meta])*
         pub(super) fn $name($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-                fn avx512($($arg: $ty),*) $(-> $ret)? {
-                    $body::<true>($($arg),*)
+                use super::lanes::{Avx2, Avx512};
+                #[target_feature(enable = "avx512f,avx2,fma")]
+                fn avx512(lanes: Avx512, $($arg: $ty),*) $(-> $ret)? {
+                    $body(lanes, $($arg),*)
                 }
                 #[target_feature(enable = "avx2,fma")]
-                fn avx2($($arg: $ty),*) $(-> $ret)? {
-                    $body::<true>($($arg),*)
+                fn avx2(lanes: Avx2, $($arg: $ty),*) $(-> $ret)? {
+                    $body(lanes, $($arg),*)
                 }
-                if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                    // SAFETY: every feature that the function is built for was just found on this processor.
-                    return unsafe { avx512($($arg),*) };
+                if let Some(lanes) = Avx512::detect() {
+                    // SAFETY: the token exists only where the processor has every feature the function is built for.
+                    return unsafe { avx512(lanes, $($arg),*) };
                 }
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                if let Some(lanes) = Avx2::detect() {
                     // SAFETY: as above.
-                    return unsafe { avx2($($arg),*) };
+                    return unsafe { avx2(lanes, $($arg),*) };
                 }
             }
-            $body::<false>($($arg),*)
+            $body(Portable, $($arg),*)
         }
     };
 }
@@ -111,6 +101,7 @@ dispatched! {
 
 /// One token of the delta rule in one head with state `S[key, value]`:
 /// decay the rows, predict `p = S^T k`, write `k (beta (v - p))^T`, read `o = S^T q`, in this order.
+/// Value columns do not meet, so a few of them take all steps before the next ones begin.
 pub(super) struct DeltaStep<'a> {
     /// `[K, V]`, the state before the token, when it is not `state` itself.
     pub from: Option<&'a [f32]>,
@@ -121,36 +112,33 @@ pub(super) struct DeltaStep<'a> {
     /// `[K]`, factors in (0, 1).
     pub decay: &'a [f32],
     pub beta: f32,
-    /// `[V]`, overwritten.
-    pub scratch: &'a mut [f32],
     /// The scaled query `[K]` and the output `[V]`; `None` when only the state is wanted.
     pub read: Option<(&'a [f32], &'a mut [f32])>,
 }
 
 /// Weight rows as 16 lanes at a time.
 trait Weights: Copy {
-    type Chunk: Copy;
+    type Chunk;
     /// Whole chunks of row `r`, `cols` elements long.
-    fn chunks<'a>(&'a self, r: usize, cols: usize) -> &'a [Self::Chunk];
+    fn chunks(&self, r: usize, cols: usize) -> &[Self::Chunk];
     /// The elements after the last whole chunk, zero-filled.
     fn tail(&self, r: usize, cols: usize) -> [f32; LANES];
-    fn decode(chunk: Self::Chunk) -> [f32; LANES];
+    fn load<S: Lanes>(lanes: S, chunk: &Self::Chunk) -> S::Vector;
 }
 
 impl Weights for Rows<'_> {
     type Chunk = [f32; LANES];
     #[inline(always)]
-    fn chunks<'a>(&'a self, r: usize, _cols: usize) -> &'a [Self::Chunk] {
+    fn chunks(&self, r: usize, _cols: usize) -> &[Self::Chunk] {
         self.row(r).as_chunks::<LANES>().0
     }
     #[inline(always)]
     fn tail(&self, r: usize, _cols: usize) -> [f32; LANES] {
-        let rest = self.row(r).as_chunks::<LANES>().1;
-        from_fn(|l| rest.get(l).copied().unwrap_or(0.0))
+        padded(self.row(r).as_chunks::<LANES>().1)
     }
     #[inline(always)]
-    fn decode(chunk: Self::Chunk) -> [f32; LANES] {
-        chunk
+    fn load<S: Lanes>(lanes: S, chunk: &Self::Chunk) -> S::Vector {
+        lanes.load(chunk)
     }
 }
 
@@ -159,25 +147,25 @@ struct Bf16Rows<'a>(&'a [u8]);
 
 impl Bf16Rows<'_> {
     #[inline(always)]
-    fn row(&self, r: usize, cols: usize) -> &[u8] {
-        &self.0[r * cols * 2..][..cols * 2]
+    fn row(&self, r: usize, cols: usize) -> &[[u8; 2]] {
+        self.0[r * cols * 2..][..cols * 2].as_chunks::<2>().0
     }
 }
 
 impl Weights for Bf16Rows<'_> {
     type Chunk = [[u8; 2]; LANES];
     #[inline(always)]
-    fn chunks<'a>(&'a self, r: usize, cols: usize) -> &'a [Self::Chunk] {
-        self.row(r, cols).as_chunks::<2>().0.as_chunks::<LANES>().0
+    fn chunks(&self, r: usize, cols: usize) -> &[Self::Chunk] {
+        self.row(r, cols).as_chunks::<LANES>().0
     }
     #[inline(always)]
     fn tail(&self, r: usize, cols: usize) -> [f32; LANES] {
-        let rest = self.row(r, cols).as_chunks::<2>().0.as_chunks::<LANES>().1;
+        let rest = self.row(r, cols).as_chunks::<LANES>().1;
         from_fn(|l| rest.get(l).map_or(0.0, |b| bf16(*b)))
     }
     #[inline(always)]
-    fn decode(chunk: Self::Chunk) -> [f32; LANES] {
-        from_fn(|l| bf16(chunk[l]))
+    fn load<S: Lanes>(lanes: S, chunk: &Self::Chunk) -> S::Vector {
+        lanes.load_bf16(chunk)
     }
 }
 
@@ -186,209 +174,244 @@ fn bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// The fixed tree: halves onto each other.
 #[inline(always)]
-fn reduce(mut acc: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            acc[l] += acc[l + width];
-        }
-        width /= 2;
-    }
-    acc[0]
+fn padded(rest: &[f32]) -> [f32; LANES] {
+    from_fn(|l| rest.get(l).copied().unwrap_or(0.0))
 }
 
 /// R outputs times N rows, starting at output `r` and row `n`.
 #[inline(always)]
-fn tile<const FMA: bool, W: Weights, const R: usize, const N: usize>(
-    w: &W,
-    r: usize,
-    x: Rows<'_>,
-    n: usize,
-    out: &mut [f32],
-    steps: Steps,
-) {
+fn tile<S: Lanes, W: Weights, const R: usize, const N: usize>(lanes: S, w: &W, r: usize, x: Rows<'_>, n: usize) -> [[f32; N]; R] {
     let cols = x.cols;
     let whole = cols / LANES;
     let weights: [&[W::Chunk]; R] = from_fn(|i| &w.chunks(r + i, cols)[..whole]);
-    let inputs: [&[[f32; LANES]]; N] = from_fn(|i| &x.row(n + i).as_chunks::<LANES>().0[..whole]);
-    let mut acc = [[[0.0_f32; LANES]; N]; R];
+    let inputs: [&[[f32; LANES]]; N] = from_fn(|j| &x.row(n + j).as_chunks::<LANES>().0[..whole]);
+    let mut acc = [[lanes.splat(0.0); N]; R];
     for c in 0..whole {
+        let input: [S::Vector; N] = from_fn(|j| lanes.load(&inputs[j][c]));
         for i in 0..R {
-            let weight = W::decode(weights[i][c]);
+            let weight = W::load(lanes, &weights[i][c]);
             for j in 0..N {
-                let input = &inputs[j][c];
-                for l in 0..LANES {
-                    acc[i][j][l] = fma::<FMA>(weight[l], input[l], acc[i][j][l]);
-                }
+                acc[i][j] = lanes.fma(weight, input[j], acc[i][j]);
             }
         }
     }
     if cols % LANES > 0 {
         for i in 0..R {
-            let weight = w.tail(r + i, cols);
+            let weight = lanes.load(&w.tail(r + i, cols));
             for j in 0..N {
-                let rest = x.row(n + j).as_chunks::<LANES>().1;
-                for l in 0..rest.len().min(LANES) {
-                    acc[i][j][l] = fma::<FMA>(weight[l], rest[l], acc[i][j][l]);
-                }
+                let input = lanes.load(&padded(x.row(n + j).as_chunks::<LANES>().1));
+                acc[i][j] = lanes.fma(weight, input, acc[i][j]);
             }
         }
     }
-    for i in 0..R {
-        for j in 0..N {
-            out[(r + i) * steps.output + (n + j) * steps.row] = reduce(acc[i][j]);
+    from_fn(|i| from_fn(|j| lanes.reduce(acc[i][j])))
+}
+
+/// The outputs from `r` on, R at a time, with all rows; returns the first output that is left.
+#[inline(always)]
+fn strips<S: Lanes, W: Weights, const R: usize>(
+    lanes: S,
+    w: &W,
+    (mut r, end): (usize, usize),
+    x: Rows<'_>,
+    out: &mut [f32],
+    steps: Steps,
+) -> usize {
+    while r + R <= end {
+        let mut n = 0;
+        while n + 4 <= x.rows {
+            put(tile::<S, W, R, 4>(lanes, w, r, x, n), r, n, out, steps);
+            n += 4;
+        }
+        if n + 2 <= x.rows {
+            put(tile::<S, W, R, 2>(lanes, w, r, x, n), r, n, out, steps);
+            n += 2;
+        }
+        if n < x.rows {
+            put(tile::<S, W, R, 1>(lanes, w, r, x, n), r, n, out, steps);
+        }
+        r += R;
+    }
+    r
+}
+
+#[inline(always)]
+fn put<const R: usize, const N: usize>(tile: [[f32; N]; R], r: usize, n: usize, out: &mut [f32], steps: Steps) {
+    for (i, row) in tile.iter().enumerate() {
+        for (j, value) in row.iter().enumerate() {
+            out[(r + i) * steps.output + (n + j) * steps.row] = *value;
         }
     }
 }
 
 #[inline(always)]
-fn dots<const FMA: bool, W: Weights>(w: W, outputs: usize, x: Rows<'_>, out: &mut [f32], steps: Steps) {
+fn dots<S: Lanes, W: Weights>(lanes: S, w: W, outputs: usize, x: Rows<'_>, out: &mut [f32], steps: Steps) {
     let mut r = 0;
     // A single row needs many outputs at once to hide the latency of the additions.
     if x.rows == 1 {
         while r + 8 <= outputs {
-            tile::<FMA, W, 8, 1>(&w, r, x, 0, out, steps);
+            put(tile::<S, W, 8, 1>(lanes, &w, r, x, 0), r, 0, out, steps);
             r += 8;
         }
     }
-    while r + 4 <= outputs {
-        let mut n = 0;
-        while n + 4 <= x.rows {
-            tile::<FMA, W, 4, 4>(&w, r, x, n, out, steps);
-            n += 4;
-        }
-        if n + 2 <= x.rows {
-            tile::<FMA, W, 4, 2>(&w, r, x, n, out, steps);
-            n += 2;
-        }
-        if n < x.rows {
-            tile::<FMA, W, 4, 1>(&w, r, x, n, out, steps);
-        }
-        r += 4;
+    r = strips::<S, W, 4>(lanes, &w, (r, outputs), x, out, steps);
+    strips::<S, W, 1>(lanes, &w, (r, outputs), x, out, steps);
+}
+
+#[inline(always)]
+fn dots_f32_body<S: Lanes>(lanes: S, w: Rows<'_>, x: Rows<'_>, out: &mut [f32], steps: Steps) {
+    dots(lanes, w, w.rows, x, out, steps);
+}
+
+#[inline(always)]
+fn dots_bf16_body<S: Lanes>(lanes: S, w: &[u8], x: Rows<'_>, out: &mut [f32], steps: Steps) {
+    dots(lanes, Bf16Rows(w), w.len() / (2 * x.cols.max(1)), x, out, steps);
+}
+
+#[inline(always)]
+fn decode_bf16_body<S: Lanes>(lanes: S, bytes: &[u8], out: &mut [f32]) {
+    let (codes, rest) = bytes.as_chunks::<2>().0.as_chunks::<LANES>();
+    let (whole, tail) = out.as_chunks_mut::<LANES>();
+    for (o, c) in whole.iter_mut().zip(codes) {
+        lanes.store(lanes.load_bf16(c), o);
     }
-    while r < outputs {
-        for n in 0..x.rows {
-            tile::<FMA, W, 1, 1>(&w, r, x, n, out, steps);
-        }
-        r += 1;
-    }
-}
-
-#[inline(always)]
-fn dots_f32_body<const FMA: bool>(w: Rows<'_>, x: Rows<'_>, out: &mut [f32], steps: Steps) {
-    dots::<FMA, _>(w, w.rows, x, out, steps);
-}
-
-#[inline(always)]
-fn dots_bf16_body<const FMA: bool>(w: &[u8], x: Rows<'_>, out: &mut [f32], steps: Steps) {
-    dots::<FMA, _>(Bf16Rows(w), w.len() / (2 * x.cols.max(1)), x, out, steps);
-}
-
-#[inline(always)]
-fn decode_bf16_body<const FMA: bool>(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+    for (o, b) in tail.iter_mut().zip(rest) {
         *o = bf16(*b);
     }
 }
 
 #[inline(always)]
-fn dot_body<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
+fn dot_body<S: Lanes>(lanes: S, x: &[f32], y: &[f32]) -> f32 {
     let len = x.len().min(y.len());
-    let mut out = [0.0];
     let rows = |data| Rows { data, stride: len, rows: 1, cols: len };
-    tile::<FMA, _, 1, 1>(&rows(x), 0, rows(y), 0, &mut out, Steps { output: 0, row: 0 });
-    out[0]
+    tile::<S, _, 1, 1>(lanes, &rows(x), 0, rows(y), 0)[0][0]
 }
 
 #[inline(always)]
-fn sum_body<const FMA: bool>(x: &[f32]) -> f32 {
+fn sum_body<S: Lanes>(lanes: S, x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
-    let mut acc = [0.0; LANES];
+    let one = lanes.splat(1.0);
+    let mut acc = lanes.splat(0.0);
     for chunk in chunks {
-        for l in 0..LANES {
-            acc[l] += chunk[l];
+        acc = lanes.fma(one, lanes.load(chunk), acc);
+    }
+    if !rest.is_empty() {
+        acc = lanes.fma(one, lanes.load(&padded(rest)), acc);
+    }
+    lanes.reduce(acc)
+}
+
+/// `out += sum_i coefficients[i] * rows_i` for B vectors of columns.
+#[inline(always)]
+fn accumulate_block<S: Lanes, const B: usize>(lanes: S, coefficients: &[f32], rows: Rows<'_>, first: usize, out: &mut [[f32; LANES]]) {
+    let mut acc: [S::Vector; B] = from_fn(|b| lanes.load(&out[b]));
+    for (i, a) in coefficients.iter().enumerate() {
+        let a = lanes.splat(*a);
+        let row = &rows.data[i * rows.stride + first..].as_chunks::<LANES>().0[..B];
+        for b in 0..B {
+            acc[b] = lanes.fma(a, lanes.load(&row[b]), acc[b]);
         }
     }
-    for (a, v) in acc.iter_mut().zip(rest) {
-        *a += v;
+    for b in 0..B {
+        lanes.store(acc[b], &mut out[b]);
     }
-    reduce(acc)
 }
 
 #[inline(always)]
-fn accumulate_body<const FMA: bool>(coefficients: &[f32], rows: Rows<'_>, out: &mut [f32]) {
+fn accumulate_body<S: Lanes>(lanes: S, coefficients: &[f32], rows: Rows<'_>, out: &mut [f32]) {
+    let (whole, rest) = out.as_chunks_mut::<LANES>();
     let mut first = 0;
-    let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
-    for block in blocks {
-        let mut acc = *block;
-        for (i, &a) in coefficients.iter().enumerate() {
-            if let Some(row) = rows.data[i * rows.stride + first..].first_chunk::<BLOCK>() {
-                for l in 0..BLOCK {
-                    acc[l] = fma::<FMA>(a, row[l], acc[l]);
-                }
+    for block in whole.chunks_mut(BLOCK) {
+        if block.len() == BLOCK {
+            accumulate_block::<S, BLOCK>(lanes, coefficients, rows, first, block);
+        } else {
+            for (b, one) in block.chunks_mut(1).enumerate() {
+                accumulate_block::<S, 1>(lanes, coefficients, rows, first + b * LANES, one);
             }
         }
-        *block = acc;
-        first += BLOCK;
+        first += block.len() * LANES;
     }
-    let left = rest.len();
+    if rest.is_empty() {
+        return;
+    }
     for (i, &a) in coefficients.iter().enumerate() {
-        for (o, v) in rest.iter_mut().zip(&rows.data[i * rows.stride + first..][..left]) {
-            *o = fma::<FMA>(a, *v, *o);
+        for (o, v) in rest.iter_mut().zip(&rows.data[i * rows.stride + first..]) {
+            *o = S::fma_one(a, *v, *o);
+        }
+    }
+}
+
+/// All steps for B vectors of value columns from column `first` on.
+#[inline(always)]
+fn delta_block<S: Lanes, const B: usize>(lanes: S, step: &mut DeltaStep<'_>, first: usize) {
+    let width = step.value.len();
+    let keys = step.key.len().min(step.decay.len());
+    let mut prediction = [lanes.splat(0.0); B];
+    for i in 0..keys {
+        let (a, k) = (lanes.splat(step.decay[i]), lanes.splat(step.key[i]));
+        let at = i * width + first..i * width + first + B * LANES;
+        let old: [S::Vector; B] = {
+            let source = step.from.unwrap_or(&*step.state)[at.clone()].as_chunks::<LANES>().0;
+            from_fn(|b| lanes.load(&source[b]))
+        };
+        let row = step.state[at].as_chunks_mut::<LANES>().0;
+        for b in 0..B {
+            let decayed = lanes.mul(a, old[b]);
+            lanes.store(decayed, &mut row[b]);
+            prediction[b] = lanes.fma(k, decayed, prediction[b]);
+        }
+    }
+    let value = step.value[first..first + B * LANES].as_chunks::<LANES>().0;
+    let beta = lanes.splat(step.beta);
+    let update: [S::Vector; B] = from_fn(|b| lanes.mul(beta, lanes.sub(lanes.load(&value[b]), prediction[b])));
+    let mut out = [lanes.splat(0.0); B];
+    for i in 0..keys {
+        let k = lanes.splat(step.key[i]);
+        let q = step.read.as_ref().map_or(lanes.splat(0.0), |(query, _)| lanes.splat(query[i]));
+        let row = step.state[i * width + first..][..B * LANES].as_chunks_mut::<LANES>().0;
+        for b in 0..B {
+            let written = lanes.fma(k, update[b], lanes.load(&row[b]));
+            lanes.store(written, &mut row[b]);
+            out[b] = lanes.fma(q, written, out[b]);
+        }
+    }
+    if let Some((_, output)) = &mut step.read {
+        let output = output[first..][..B * LANES].as_chunks_mut::<LANES>().0;
+        for b in 0..B {
+            lanes.store(out[b], &mut output[b]);
         }
     }
 }
 
 #[inline(always)]
-fn delta_step_body<const FMA: bool>(step: DeltaStep<'_>) {
-    let DeltaStep { from, state, key, value, decay, beta, scratch, read } = step;
-    let width = value.len();
-    let prediction = &mut scratch[..width];
-    prediction.fill(0.0);
-    match from {
-        Some(from) => {
-            for (i, (row, old)) in state.chunks_exact_mut(width).zip(from.chunks_exact(width)).enumerate() {
-                let (a, k) = (decay[i], key[i]);
-                for ((s, o), p) in row.iter_mut().zip(old).zip(prediction.iter_mut()) {
-                    *s = a * *o;
-                    *p = fma::<FMA>(k, *s, *p);
-                }
-            }
-        }
-        None => {
-            for (i, row) in state.chunks_exact_mut(width).enumerate() {
-                let (a, k) = (decay[i], key[i]);
-                for (s, p) in row.iter_mut().zip(prediction.iter_mut()) {
-                    *s *= a;
-                    *p = fma::<FMA>(k, *s, *p);
-                }
-            }
-        }
+fn delta_step_body<S: Lanes>(lanes: S, mut step: DeltaStep<'_>) {
+    let width = step.value.len();
+    let mut first = 0;
+    while first + BLOCK * LANES <= width {
+        delta_block::<S, BLOCK>(lanes, &mut step, first);
+        first += BLOCK * LANES;
     }
-    for (p, v) in prediction.iter_mut().zip(value) {
-        *p = beta * (*v - *p);
+    while first + LANES <= width {
+        delta_block::<S, 1>(lanes, &mut step, first);
+        first += LANES;
     }
-    let update = prediction;
-    match read {
-        Some((query, out)) => {
-            out.fill(0.0);
-            for (i, row) in state.chunks_exact_mut(width).enumerate() {
-                let (k, q) = (key[i], query[i]);
-                for ((s, u), o) in row.iter_mut().zip(update.iter()).zip(out.iter_mut()) {
-                    *s = fma::<FMA>(k, *u, *s);
-                    *o = fma::<FMA>(q, *s, *o);
-                }
-            }
+    for j in first..width {
+        let mut prediction = 0.0;
+        for (i, (a, k)) in step.decay.iter().zip(step.key).enumerate() {
+            let decayed = a * step.from.unwrap_or(&*step.state)[i * width + j];
+            step.state[i * width + j] = decayed;
+            prediction = S::fma_one(*k, decayed, prediction);
         }
-        None => {
-            for (i, row) in state.chunks_exact_mut(width).enumerate() {
-                let k = key[i];
-                for (s, u) in row.iter_mut().zip(update.iter()) {
-                    *s = fma::<FMA>(k, *u, *s);
-                }
-            }
+        let update = step.beta * (step.value[j] - prediction);
+        let mut out = 0.0;
+        for (i, k) in step.key.iter().enumerate() {
+            let written = S::fma_one(*k, update, step.state[i * width + j]);
+            step.state[i * width + j] = written;
+            out = S::fma_one(step.read.as_ref().map_or(0.0, |(query, _)| query[i]), written, out);
+        }
+        if let Some((_, output)) = &mut step.read {
+            output[j] = out;
         }
     }
 }
