@@ -140,9 +140,10 @@ mod x86 {
         fn load_bf16(self, x: &[[u8; 2]; LANES]) -> Self::Vector {
             // SAFETY: see `splat`; 16 bytes are read from each half of an array of 32.
             unsafe {
-                let half = |codes| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(codes)));
                 let at = x.as_ptr().cast::<__m128i>();
-                [half(_mm_loadu_si128(at)), half(_mm_loadu_si128(at.add(1)))]
+                let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)));
+                let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(1))));
+                [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)]
             }
         }
         #[inline(always)]

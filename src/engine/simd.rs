@@ -5,6 +5,11 @@
 //! one, so a row's result has the same bits in a pass of 1 row and of 512. The AVX2 and AVX-512 builds use
 //! fused multiply-adds on the same lanes and agree bit for bit with each other; the portable build rounds
 //! twice where the processor has no fused form.
+//!
+//! The bodies use plain loops over registers, not `array::from_fn` or iterators: a closure is a function of
+//! its own, built without the instruction set, and every operation in it would become a call.
+
+#![expect(clippy::needless_range_loop, reason = "closures would not be built for the instruction set")]
 
 use super::lanes::{LANES, Lanes, Portable};
 use std::array::from_fn;
@@ -188,7 +193,10 @@ fn tile<S: Lanes, W: Weights, const R: usize, const N: usize>(lanes: S, w: &W, r
     let inputs: [&[[f32; LANES]]; N] = from_fn(|j| &x.row(n + j).as_chunks::<LANES>().0[..whole]);
     let mut acc = [[lanes.splat(0.0); N]; R];
     for c in 0..whole {
-        let input: [S::Vector; N] = from_fn(|j| lanes.load(&inputs[j][c]));
+        let mut input = [lanes.splat(0.0); N];
+        for j in 0..N {
+            input[j] = lanes.load(&inputs[j][c]);
+        }
         for i in 0..R {
             let weight = W::load(lanes, &weights[i][c]);
             for j in 0..N {
@@ -205,7 +213,13 @@ fn tile<S: Lanes, W: Weights, const R: usize, const N: usize>(lanes: S, w: &W, r
             }
         }
     }
-    from_fn(|i| from_fn(|j| lanes.reduce(acc[i][j])))
+    let mut out = [[0.0; N]; R];
+    for i in 0..R {
+        for j in 0..N {
+            out[i][j] = lanes.reduce(acc[i][j]);
+        }
+    }
+    out
 }
 
 /// The outputs from `r` on, R at a time, with all rows; returns the first output that is left.
@@ -305,7 +319,10 @@ fn sum_body<S: Lanes>(lanes: S, x: &[f32]) -> f32 {
 /// `out += sum_i coefficients[i] * rows_i` for B vectors of columns.
 #[inline(always)]
 fn accumulate_block<S: Lanes, const B: usize>(lanes: S, coefficients: &[f32], rows: Rows<'_>, first: usize, out: &mut [[f32; LANES]]) {
-    let mut acc: [S::Vector; B] = from_fn(|b| lanes.load(&out[b]));
+    let mut acc = [lanes.splat(0.0); B];
+    for b in 0..B {
+        acc[b] = lanes.load(&out[b]);
+    }
     for (i, a) in coefficients.iter().enumerate() {
         let a = lanes.splat(*a);
         let row = &rows.data[i * rows.stride + first..].as_chunks::<LANES>().0[..B];
@@ -351,10 +368,15 @@ fn delta_block<S: Lanes, const B: usize>(lanes: S, step: &mut DeltaStep<'_>, fir
     for i in 0..keys {
         let (a, k) = (lanes.splat(step.decay[i]), lanes.splat(step.key[i]));
         let at = i * width + first..i * width + first + B * LANES;
-        let old: [S::Vector; B] = {
-            let source = step.from.unwrap_or(&*step.state)[at.clone()].as_chunks::<LANES>().0;
-            from_fn(|b| lanes.load(&source[b]))
+        let source: &[f32] = match step.from {
+            Some(from) => from,
+            None => step.state,
         };
+        let source = source[at.clone()].as_chunks::<LANES>().0;
+        let mut old = [lanes.splat(0.0); B];
+        for b in 0..B {
+            old[b] = lanes.load(&source[b]);
+        }
         let row = step.state[at].as_chunks_mut::<LANES>().0;
         for b in 0..B {
             let decayed = lanes.mul(a, old[b]);
@@ -364,11 +386,17 @@ fn delta_block<S: Lanes, const B: usize>(lanes: S, step: &mut DeltaStep<'_>, fir
     }
     let value = step.value[first..first + B * LANES].as_chunks::<LANES>().0;
     let beta = lanes.splat(step.beta);
-    let update: [S::Vector; B] = from_fn(|b| lanes.mul(beta, lanes.sub(lanes.load(&value[b]), prediction[b])));
+    let mut update = prediction;
+    for b in 0..B {
+        update[b] = lanes.mul(beta, lanes.sub(lanes.load(&value[b]), prediction[b]));
+    }
     let mut out = [lanes.splat(0.0); B];
     for i in 0..keys {
         let k = lanes.splat(step.key[i]);
-        let q = step.read.as_ref().map_or(lanes.splat(0.0), |(query, _)| lanes.splat(query[i]));
+        let q = match &step.read {
+            Some((query, _)) => lanes.splat(query[i]),
+            None => lanes.splat(0.0),
+        };
         let row = step.state[i * width + first..][..B * LANES].as_chunks_mut::<LANES>().0;
         for b in 0..B {
             let written = lanes.fma(k, update[b], lanes.load(&row[b]));
