@@ -128,8 +128,8 @@ pub(super) fn moe<'s>(
     let outputs = fit(&mut s.outputs, rows * k * hidden);
     let begin = |e: usize| if e == 0 { 0 } else { ends[e - 1] };
     if rows * k * 3 * hidden * inter < PARALLEL || rayon::current_num_threads() == 1 {
-        for e in 0..experts {
-            let (from, to) = (begin(e), ends[e]);
+        for (e, &to) in ends[..experts].iter().enumerate() {
+            let from = begin(e);
             if from < to {
                 let inner = (&mut gate[from * inter..to * inter], &mut up[from * inter..to * inter]);
                 gated(
@@ -144,8 +144,8 @@ pub(super) fn moe<'s>(
     } else {
         let (mut gate, mut up, mut outputs) = (&mut *gate, &mut *up, &mut *outputs);
         let mut jobs = Vec::with_capacity(experts.min(rows * k));
-        for e in 0..experts {
-            let (from, to) = (begin(e), ends[e]);
+        for (e, &to) in ends[..experts].iter().enumerate() {
+            let from = begin(e);
             if from < to {
                 let inner = (take(&mut gate, (to - from) * inter), take(&mut up, (to - from) * inter));
                 jobs.push((e, &gathered[from * hidden..to * hidden], take(&mut outputs, (to - from) * hidden), inner));

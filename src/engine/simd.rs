@@ -204,7 +204,7 @@ fn tile<S: Lanes, W: Weights, const R: usize, const N: usize>(lanes: S, w: &W, r
             }
         }
     }
-    if cols % LANES > 0 {
+    if !cols.is_multiple_of(LANES) {
         for i in 0..R {
             let weight = lanes.load(&w.tail(r + i, cols));
             for j in 0..N {
