@@ -443,3 +443,59 @@ fn delta_step_body<S: Lanes>(lanes: S, mut step: DeltaStep<'_>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 101) as f32 * 0.713).sin()).collect()
+    }
+
+    /// Every kernel on the same numbers, sizes with blocks, single vectors and tails.
+    fn all<S: Lanes>(lanes: S) -> Vec<f32> {
+        let (cols, outputs, rows) = (83, 13, 7);
+        let (w, x) = (numbers(cols * outputs, 1), numbers(cols * rows, 2));
+        let bytes: Vec<u8> = w.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+        let steps = Steps { output: 1, row: outputs };
+        let mut out = vec![0.0; 2 * outputs * rows + 2 * cols];
+        let (first, rest) = out.split_at_mut(outputs * rows);
+        let (second, rest) = rest.split_at_mut(outputs * rows);
+        dots_f32_body(lanes, Rows::dense(&w, cols), Rows::dense(&x, cols), first, steps);
+        dots_bf16_body(lanes, &bytes, Rows::dense(&x, cols), second, steps);
+        accumulate_body(lanes, &x[..outputs], Rows::dense(&w, cols), &mut rest[..cols]);
+        let mut state = numbers(16 * cols, 3);
+        let (key, decay, query) = (numbers(16, 4), numbers(16, 5), numbers(16, 6));
+        let read = Some((&*query, &mut rest[cols..]));
+        let value = &x[..cols];
+        delta_step_body(lanes, DeltaStep { from: None, state: &mut state, key: &key, value, decay: &decay, beta: 0.7, read });
+        let from = state.clone();
+        let mut state = vec![0.0; from.len()];
+        let step = DeltaStep { from: Some(&from), state: &mut state, key: &key, value, decay: &decay, beta: 0.7, read: None };
+        delta_step_body(lanes, step);
+        out.extend(state);
+        out.extend([sum_body(lanes, &x), dot_body(lanes, &w, &x)]);
+        out
+    }
+
+    #[test]
+    fn instruction_sets_agree() {
+        let want = all(Portable);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use super::super::lanes::{Avx2, Avx512};
+            let (avx2, avx512) = (Avx2::detect().map(all), Avx512::detect().map(all));
+            for got in [&avx2, &avx512].into_iter().flatten() {
+                assert_eq!(got.len(), want.len());
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    assert!((got - want).abs() < 1e-4, "number {i}: {got} {want}");
+                }
+            }
+            if let (Some(avx2), Some(avx512)) = (avx2, avx512) {
+                let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                assert_eq!(bits(avx2), bits(avx512));
+            }
+        }
+        assert!(want.iter().all(|v| v.is_finite()));
+    }
+}
