@@ -8,7 +8,7 @@ use super::inventory::{Amount, Inventory};
 use super::matrix::{MXFP4_GROUP, Matrix, MatrixFormat, ScaleFormat};
 use super::shards::{Shards, Stored};
 use super::tensors::{self, Slot, TensorSource};
-use super::weights::ModelWeights;
+use super::weights::{Attention, ModelWeights};
 use super::{builtin, decode};
 use safetensors::Dtype;
 use std::borrow::Cow;
@@ -73,9 +73,10 @@ impl Checkpoint {
         let shards = Shards::open(&files)?;
         let identity = shards.identity.clone();
         let mut binder = Binder { shards, fp8_block, inventory: Inventory::default(), problems: Problems::default() };
-        let weights = tensors::walk(&config, &mut binder);
+        let weights = tensors::walk(&config, &mut binder)?;
         let inventory = binder.finish(&config)?;
-        Ok(Self { config, weights: weights?, inventory, identity, name: files.name(), files })
+        check_decay(&weights)?;
+        Ok(Self { config, weights, inventory, identity, name: files.name(), files })
     }
 
     /// The content of one of its small files, such as `tokenizer.json` or `chat_template.jinja`; `None` when it has none.
@@ -85,6 +86,18 @@ impl Checkpoint {
     pub fn file(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, EngineError> {
         self.files.read(name)
     }
+}
+
+/// A finite `A_log` may still overflow in `exp(A_log)`.
+fn check_decay(weights: &ModelWeights) -> Result<(), EngineError> {
+    for (layer, weights) in weights.layers.iter().enumerate() {
+        if let Attention::Kda(kda) = &weights.attention
+            && kda.decay_scale.iter().any(|scale| !scale.is_finite())
+        {
+            return Err(EngineError::NotFinite { what: format!("exp(model.layers.{layer}.attention.A_log)") });
+        }
+    }
+    Ok(())
 }
 
 /// What is wrong with the set of tensors.

@@ -68,9 +68,11 @@ impl StepBytes {
         self.weights(self.experts_per_token as f64) + 2.0 * self.state + self.cache
     }
 
-    /// Bytes of a verify step of `rows` rows that touches `union` distinct experts in each MoE layer.
+    /// Bytes of a verify step of `rows` rows that touches `union` distinct experts in each MoE layer. A single row has nothing to
+    /// roll back: it is a decode step.
     pub fn verify(&self, rows: usize, union: f64) -> f64 {
-        self.weights(union) + (rows as f64 + 3.0) * self.state + self.cache
+        let states = if rows > 1 { rows as f64 + 3.0 } else { 2.0 };
+        self.weights(union) + states * self.state + self.cache
     }
 
     /// Verify ratio: verify step by decode step.
@@ -175,6 +177,7 @@ mod tests {
             // Weights alone reach 2.26 at a union that four rows cannot have.
             near(bytes.weights(35.3) / bytes.weights(8.0), 2.26, 0.005);
             assert_eq!(bytes.max_union(4), 32);
+            assert_eq!(bytes.verify_ratio(1, 8.0), 1.0);
         }
     }
 

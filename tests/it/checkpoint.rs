@@ -180,6 +180,8 @@ fn leftovers_of_writers_are_ignored() {
         shard.data.extend([0; 8]);
         shard.header.insert(name.into(), json!({"dtype": "F32", "shape": [2], "data_offsets": [begin, begin + 8]}));
     }
+    // Some writers keep the axes over which A_log is broadcast.
+    shard.header["model.layers.0.attention.A_log"]["shape"] = json!([1, 1, 2, 1]);
     shard.write(&path);
     Checkpoint::open(dir.path()).unwrap();
     // Without an MTP block in the configuration, its layer is left alone.
@@ -192,14 +194,20 @@ fn leftovers_of_writers_are_ignored() {
 
 #[test]
 fn small_tensors_that_are_not_finite_are_named() {
-    let dir = copy("nano");
-    let path = dir.path().join(FIRST);
-    let mut shard = Shard::read(&path);
-    let range = shard.range("model.layers.0.attention.dt_bias");
-    shard.data[range][4..8].copy_from_slice(&f32::NAN.to_le_bytes());
-    shard.write(&path);
-    let error = Checkpoint::open(dir.path()).unwrap_err();
-    assert!(matches!(&error, EngineError::NotFinite { what } if what == "model.layers.0.attention.dt_bias"), "{error}");
+    for (tensor, value, named) in [
+        ("dt_bias", f32::NAN, "model.layers.0.attention.dt_bias"),
+        ("A_log", f32::NEG_INFINITY, "model.layers.0.attention.A_log"),
+        ("A_log", 100.0, "exp(model.layers.0.attention.A_log)"),
+    ] {
+        let dir = copy("nano");
+        let path = dir.path().join(FIRST);
+        let mut shard = Shard::read(&path);
+        let range = shard.range(&format!("model.layers.0.attention.{tensor}"));
+        shard.data[range][4..8].copy_from_slice(&value.to_le_bytes());
+        shard.write(&path);
+        let error = Checkpoint::open(dir.path()).unwrap_err();
+        assert!(matches!(&error, EngineError::NotFinite { what } if what == named), "{error}");
+    }
 }
 
 #[test]
