@@ -59,7 +59,7 @@ fn show(dir: &Path, ui: &mut Ui) -> Result<(), Failure> {
     let report = analysis::analyze(dir, &analysis::Options::default())
         .map_err(|error| Failure::Environment(format!("{}: the demo's own trace cannot be analysed: {error}", dir.display())))?;
     let options = TextOptions { width: ui.width(), color: ui.color(), unicode: ui.unicode(), per_layer: true, explain: false };
-    ui.result(&text::render(&report, &options))
+    ui.result(&format!("{}\n", text::render(&report, &options).trim_end()))
 }
 
 /// Where the trace goes.

@@ -10,4 +10,5 @@ mod layers;
 mod record;
 mod report;
 mod speculation;
+mod text;
 mod trace;
