@@ -38,7 +38,9 @@ fn prompts_are_tokenized_as_in_training() {
 #[test]
 fn any_text_survives_the_tokenizer() {
     let tokenizer = tokenizer();
-    for text in ["", " ", "line\nbreak\r\n\r\ntabs\t.", "it's we'll I'VE", "naïve café — 你好，世界 🙂", "1234567 and 3.14", "<think>x</think>"] {
+    for text in
+        ["", " ", "line\nbreak\r\n\r\ntabs\t.", "it's we'll I'VE", "naïve café — 你好，世界 🙂", "1234567 and 3.14", "<think>x</think>"]
+    {
         assert_eq!(tokenizer.decode(&tokenizer.encode(text, false).unwrap()).unwrap(), text);
     }
     // Special tokens are one id each, in a plain text too.
