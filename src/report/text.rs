@@ -8,7 +8,7 @@ use crate::metric::{Interval, METRICS, Unit};
 use crate::trace::manifest::{Verification, WindowCompleteness};
 use anstyle::{AnsiColor, Style};
 
-/// Layers that are named as the worst.
+/// Most layers that are named as the worst; of few layers it is a quarter.
 const WORST: usize = 3;
 /// Layers in the table when not all are asked for.
 const FEW: usize = 5;
@@ -202,9 +202,10 @@ impl View<'_> {
     fn layers(&self) -> String {
         let mut ranked: Vec<&LayerReport> = self.report.layers.iter().filter(|l| l.stats.union.is_some()).collect();
         ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)).then(a.layer.cmp(&b.layer)));
-        let worst: Vec<u16> = ranked.iter().take(WORST).map(|l| l.layer).collect();
-        let named = ranked.iter().take(WORST).map(|l| format!("{} ({:.2})", l.layer, mean(l))).collect::<Vec<_>>().join(", ");
-        let mut out = self.lines("worst", &format!("layers {named}, marked !"));
+        let marked = ranked.len().div_ceil(4).min(WORST);
+        let worst: Vec<u16> = ranked.iter().take(marked).map(|l| l.layer).collect();
+        let named = ranked.iter().take(marked).map(|l| format!("{} ({:.2})", l.layer, mean(l))).collect::<Vec<_>>().join(", ");
+        let mut out = self.lines("worst", &format!("layer {named}, marked !"));
         out.push('\n');
         let shown: Vec<&LayerReport> =
             if self.options.per_layer { self.report.layers.iter().collect() } else { ranked.iter().take(FEW).copied().collect() };
