@@ -42,9 +42,16 @@ pub fn assemble(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, options
             by_rows: of(false).collect(),
         });
     }
+    // What is compared between layers and requests is grouped from one narrow frame.
+    let frame = narrow(plan, counts);
+    let grouped = |by| match dominant {
+        Some(rows) => frames::group(&frame, rows as u16, by).map_err(|reason| AnalysisError::Frame { reason }),
+        None => Ok(Vec::new()),
+    };
+    let means: Vec<(u16, f64)> = grouped(By::Layer)?.iter().filter_map(|g| Some((u16::try_from(g.key).ok()?, g.union_mean()?))).collect();
     let overall = dominant.and_then(|rows| {
         let stats = |wanted: bool| groups.iter().filter(move |(r, ..)| (*r == rows) == wanted).map(|(.., all)| all.clone());
-        overall(plan, &layers, stats(true).next()?, stats(false).collect(), merged(counts, rows).as_ref().and_then(coverage))
+        overall(plan, &layers, &means, stats(true).next()?, stats(false).collect(), merged(counts, rows).as_ref().and_then(coverage))
     });
     let mut report = Report {
         schema: SCHEMA.to_owned(),
@@ -54,7 +61,7 @@ pub fn assemble(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, options
         layers,
         overall,
         draft: draft(counts),
-        by_request: by_request(plan, counts, dominant)?,
+        by_request: by_request(plan, &grouped(By::Request)?),
         cost: None,
         advice: None,
         warnings: Vec::new(),
@@ -187,11 +194,11 @@ fn coverage(counts: &WindowCounts) -> Option<Vec<f64>> {
 fn overall(
     plan: &Plan<'_>,
     layers: &[LayerReport],
+    means: &[(u16, f64)],
     stats: WindowStats,
     by_rows: Vec<WindowStats>,
     mass_coverage: Option<Vec<f64>>,
 ) -> Option<Overall> {
-    let means: Vec<(u16, f64)> = layers.iter().filter_map(|l| Some((l.layer, l.stats.union.as_ref()?.mean))).collect();
     // Ascending layers: a later one must be strictly larger.
     let worst = means.iter().copied().reduce(|worst, next| if next.1 > worst.1 { next } else { worst })?;
     let n = means.len() as f64;
@@ -241,11 +248,7 @@ fn narrow(plan: &Plan<'_>, counts: &PassCounts) -> Vec<NarrowRow> {
     counts.sums.iter().flat_map(of).collect()
 }
 
-fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>) -> Result<Vec<RequestReport>, AnalysisError> {
-    let groups = match dominant {
-        Some(rows) => frames::group(&narrow(plan, counts), rows as u16, By::Request).map_err(|reason| AnalysisError::Frame { reason })?,
-        None => Vec::new(),
-    };
+fn by_request(plan: &Plan<'_>, groups: &[frames::Group]) -> Vec<RequestReport> {
     let report = |span: &super::steps::RequestSpan| {
         let group = groups.binary_search_by_key(&span.request_id, |g| g.key).ok().and_then(|at| groups.get(at));
         RequestReport {
@@ -256,7 +259,7 @@ fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>) -> 
             wasted_mean: group.filter(|g| g.windows > 0).map(|g| g.wasted as f64 / g.windows as f64),
         }
     };
-    Ok(plan.steps.requests.iter().map(report).collect())
+    plan.steps.requests.iter().map(report).collect()
 }
 
 /// In a trace of kept rows only, nothing is known of rejected ones.

@@ -85,11 +85,6 @@ impl WindowCounts {
         }
     }
 
-    /// Sum of all unions.
-    pub fn union_sum(&self) -> u64 {
-        self.union_hist.iter().zip(0u64..).map(|(n, u)| n * u).sum()
-    }
-
     /// Entry o: windows in which rows i < j share o experts.
     pub fn pair(&self, i: usize, j: usize) -> &[u64] {
         let at = pair_index(self.rows, i, j) * (self.k + 1);
