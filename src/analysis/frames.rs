@@ -57,7 +57,7 @@ mod engine {
             vec![
                 Column::new("request".into(), rows.iter().map(|r| r.request).collect::<Vec<u32>>()),
                 Column::new("layer".into(), rows.iter().map(|r| u32::from(r.layer)).collect::<Vec<u32>>()),
-                Column::new("rows".into(), rows.iter().map(|r| r.rows).collect::<Vec<u16>>()),
+                Column::new("rows".into(), rows.iter().map(|r| u32::from(r.rows)).collect::<Vec<u32>>()),
                 Column::new("windows".into(), rows.iter().map(|r| r.windows).collect::<Vec<u64>>()),
                 Column::new("union".into(), rows.iter().map(|r| r.union).collect::<Vec<u64>>()),
                 Column::new("wasted".into(), rows.iter().map(|r| r.wasted).collect::<Vec<u64>>()),
@@ -74,7 +74,7 @@ mod engine {
         let grouped = || -> PolarsResult<Vec<Group>> {
             let frame = frame(rows)?
                 .lazy()
-                .filter(col("rows").eq(lit(length)))
+                .filter(col("rows").eq(lit(u32::from(length))))
                 .group_by([col(key)])
                 .agg([col("windows").sum(), col("union").sum(), col("wasted").sum()])
                 .sort([key], SortMultipleOptions::default())

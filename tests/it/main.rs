@@ -7,6 +7,7 @@ mod goldens;
 mod help;
 mod inspect;
 mod layers;
+mod readme;
 mod record;
 mod report;
 mod speculation;
