@@ -7,6 +7,7 @@ use crate::engine::forecast::{ASSUMPTIONS, StepBytes};
 use crate::engine::inventory::{Amount, Inventory};
 use crate::engine::presets::Preset;
 use crate::engine::tensors::Component;
+use crate::record::machine;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -184,7 +185,7 @@ impl Summary {
             verify_ratio: step.verify_ratio(rows, union),
             step_ratio: step.step_ratio(rows, union),
         };
-        let host = host_memory();
+        let host = machine::memory();
         Self {
             schema: "specprof.model/1",
             name,
@@ -213,9 +214,9 @@ impl Summary {
             components: parts("target", &inventory.target, total.bytes).chain(parts("draft", &inventory.draft, total.bytes)).collect(),
             memory: Memory {
                 weights_bytes: total.bytes,
-                host_total_bytes: host.map(|h| h.0),
-                host_available_bytes: host.map(|h| h.1),
-                fits_host: host.map(|h| total.bytes <= h.1),
+                host_total_bytes: host.map(|h| h.total),
+                host_available_bytes: host.map(|h| h.available),
+                fits_host: host.map(|h| total.bytes <= h.available),
             },
             decode: Decode {
                 context,
@@ -253,29 +254,9 @@ fn parts<'a>(module: &'static str, side: &'a BTreeMap<Component, Amount>, total:
     })
 }
 
-/// `MemTotal` and `MemAvailable` in bytes, where the system has `/proc/meminfo`.
-fn host_memory() -> Option<(u64, u64)> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    Some((meminfo(&text, "MemTotal:")?, meminfo(&text, "MemAvailable:")?))
-}
-
-fn meminfo(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn meminfo_is_in_kibibytes() {
-        let text = "MemTotal:       24676352 kB\nMemFree:          1 kB\nMemAvailable:    2 kB\n";
-        assert_eq!(
-            (meminfo(text, "MemTotal:"), meminfo(text, "MemAvailable:"), meminfo(text, "Swap:")),
-            (Some(24_676_352 * 1024), Some(2048), None)
-        );
-    }
 
     #[test]
     fn the_json_of_flash() {
