@@ -76,7 +76,7 @@ fn main() {
     let layers = setting("SPECPROF_BENCH_LAYERS", 40) as u16;
     let requests = 16u32;
     let verify_steps = tokens.div_ceil(4 * requests as usize) as u32;
-    let synth = Synth { requests, verify_steps, decode_every: 0, prompt_rows: 4, layers: (2..2 + layers).collect(), ..Synth::default() };
+    let synth = Synth { requests, verify_steps, decode_every: 0, prompt_rows: 5, layers: (2..2 + layers).collect(), ..Synth::default() };
     let tokens = (requests * verify_steps * 4) as usize;
     let dir = tempfile::tempdir().expect("a directory");
     let trace = dir.path().join("trace");
@@ -120,8 +120,8 @@ fn peers(trace: &Path, tokens: usize, ours: f64, report: &specprof::metric::Repo
         let mut columns: Vec<&str> = ids.iter().map(String::as_str).collect();
         columns.extend(["step_id", "layer"]);
         let routes = concat(parts.iter().map(|p| read(p, &columns)).collect::<Vec<_>>(), UnionArgs::default()).expect("concat");
-        let steps = concat(steps.iter().map(|p| read(p, &["step_id", "phase"])).collect::<Vec<_>>(), UnionArgs::default()).expect("concat");
-        let verify = steps.filter(col("phase").cast(DataType::String).eq(lit("verify"))).select([col("step_id")]);
+        let steps = concat(steps.iter().map(|p| read(p, &["step_id", "rows"])).collect::<Vec<_>>(), UnionArgs::default()).expect("concat");
+        let verify = steps.filter(col("rows").eq(lit(4u16))).select([col("step_id")]);
         let slots = ids.iter().map(|id| routes.clone().select([col("step_id"), col("layer"), col(id.as_str()).alias("id")]));
         let slots = concat(slots.collect::<Vec<_>>(), UnionArgs::default()).expect("concat");
         slots

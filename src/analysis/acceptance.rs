@@ -7,6 +7,7 @@ use crate::metric::report::Acceptance;
 /// Acceptance over all verify steps.
 ///
 /// * tokens per step τ = mean of accepted + 1
+/// * emitted per step = mean number of tokens added to the output; less than τ where a request ended inside a window
 /// * by position i: windows with accepted >= i / windows that had draft i (rows > i)
 /// * conditional: windows that had draft i and accepted >= i / those that had it and accepted >= i - 1
 ///
@@ -28,6 +29,7 @@ pub fn acceptance(table: &StepTable, resamples: usize, seed: u64) -> Acceptance 
     }
     let share = |a: &[u64], b: &[u64]| a.iter().zip(b).skip(1).map(|(&a, &b)| (b > 0).then(|| a as f64 / b as f64)).collect();
     let accepted: u64 = verify.iter().map(|s| u64::from(s.accepted)).sum();
+    let emitted: u64 = verify.iter().map(|s| u64::from(s.emitted)).sum();
     let mut ratios = Ratios::new(1);
     for request in table.requests.iter().filter(|r| r.verify_steps > 0) {
         ratios.push(std::iter::once((request.accepted + request.verify_steps, request.verify_steps)));
@@ -36,6 +38,7 @@ pub fn acceptance(table: &StepTable, resamples: usize, seed: u64) -> Acceptance 
     Acceptance {
         accepted_drafts_mean: Some(accepted as f64 / steps),
         tokens_per_step: Some((accepted + verify.len() as u64) as f64 / steps),
+        emitted_per_step: Some(emitted as f64 / steps),
         tokens_per_step_ci95: ratios.intervals(resamples, seed).into_iter().next().flatten(),
         by_position: share(&kept, &had),
         conditional_by_position: share(&kept, &reached),
@@ -61,6 +64,7 @@ mod tests {
     fn worked_example() {
         let a = acceptance(&table(&[(0, 4, 0), (0, 4, 2), (1, 4, 3), (1, 4, 3), (1, 1, 0)]), 100, 1);
         assert_eq!((a.accepted_drafts_mean, a.tokens_per_step), (Some(2.0), Some(3.0)));
+        assert_eq!(a.emitted_per_step, Some(1.0));
         assert_eq!(a.by_position, [Some(0.75), Some(0.75), Some(0.5)]);
         assert_eq!(a.conditional_by_position, [Some(0.75), Some(1.0), Some(2.0 / 3.0)]);
         assert_eq!(a.histogram, [1, 0, 1, 2]);

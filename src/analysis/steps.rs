@@ -34,6 +34,8 @@ pub struct Step {
     pub rows: u16,
     /// Accepted drafts.
     pub accepted: u16,
+    /// Tokens added to the output.
+    pub emitted: u32,
 }
 
 /// A request's verify steps.
@@ -93,7 +95,7 @@ impl StepTable {
                 span.verify_steps += 1;
                 span.accepted += u64::from(row.accepted);
             }
-            steps.push(Step { step_id: row.step_id, request, verify, rows: row.rows, accepted: row.accepted });
+            steps.push(Step { step_id: row.step_id, request, verify, rows: row.rows, accepted: row.accepted, emitted: row.emitted });
         }
         Ok(Self { steps, requests })
     }

@@ -88,7 +88,7 @@ pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warnin
         warn("too_few_requests", "intervals are drawn over requests and need at least two".into());
     }
     if report.layers.iter().any(|l| l.stats.windows > 0) && report.layers.iter().all(|l| l.mass_coverage.is_none()) {
-        warn("no_router_weights", "gate weights were not recorded: mass coverage is unknown".into());
+        warn("no_router_weights", "gate weights were not recorded (`record --router-probs`): mass coverage is unknown".into());
     }
     warn("no_device_times", "the trace has no kernel times: `time` and `cost` are unknown, and so is the verify ratio".into());
     warn("no_advice", "a best draft length needs step costs, which are unknown".into());

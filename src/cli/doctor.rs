@@ -1,10 +1,12 @@
 //! `specprof doctor`: what this machine can do, and why not.
 
 use super::exit::Failure;
-use super::ui::Ui;
+use super::ui::{Output, Ui};
+use crate::metric::Unit;
 use crate::record::machine;
 use serde::Serialize;
 use std::fmt::Write;
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,6 +20,9 @@ pub struct Args {
     /// Print JSON instead of text
     #[arg(long, help_heading = "Output")]
     json: bool,
+    /// Write to a file instead of stdout (`-`)
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
+    output: Option<PathBuf>,
 }
 
 /// How a check came out.
@@ -68,10 +73,11 @@ struct Doctor {
 /// # Errors
 /// When stdout cannot be written.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    let output = Output::open(args.output.as_deref())?;
     let doctor = Doctor { schema: "specprof.doctor/1", version: env!("CARGO_PKG_VERSION"), backend: "cpu", checks: checks() };
     if args.json {
         let json = serde_json::to_string_pretty(&doctor).map_err(|e| Failure::Environment(e.to_string()))?;
-        return ui.result(&format!("{json}\n"));
+        return output.finish(ui, &format!("{json}\n"));
     }
     let mut text = String::new();
     for check in &doctor.checks {
@@ -86,7 +92,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         }
     }
     let _ = writeln!(text, "\n`--backend auto` takes: {}", doctor.backend);
-    ui.result(&text)
+    output.finish(ui, &text)
 }
 
 fn checks() -> Vec<Check> {
@@ -105,8 +111,8 @@ fn processor() -> Check {
 fn memory() -> Check {
     match machine::memory() {
         Some(m) => {
-            let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-            Check::new("memory", Status::Ok, format!("{:.1} GiB, {:.1} GiB available", gib(m.total), gib(m.available)))
+            let show = |bytes: u64| Unit::Bytes.show(bytes as f64);
+            Check::new("memory", Status::Ok, format!("{}, {} available", show(m.total), show(m.available)))
         }
         None => Check::new("memory", Status::Warning, "unknown: /proc/meminfo cannot be read"),
     }

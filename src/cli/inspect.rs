@@ -2,11 +2,13 @@
 
 use super::exit::Failure;
 use super::ui::{Output, Ui};
+use crate::metric::Unit;
 use crate::trace::manifest::Warning;
 use crate::trace::reader::TableSize;
 use crate::trace::validate::{Check, Validation, validate};
-use crate::trace::{Manifest, Phase, Steps, Trace};
+use crate::trace::{Manifest, Phase, RequestEvent, Steps, Trace};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -15,6 +17,10 @@ use std::path::PathBuf;
 /// Prints where the trace comes from, its model, its tables and the number of steps of each phase.
 /// With --check every rule of the format is verified: references, counts, order, hashes.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "Examples:
+  specprof inspect traces/run1
+  specprof inspect traces/run1 --check
+  specprof inspect traces/run1 --json | jq .totals")]
 pub struct Args {
     /// Trace directory
     #[arg(value_name = "TRACE")]
@@ -47,7 +53,10 @@ struct Inspection<'a> {
 /// Sums over the trace.
 #[derive(Serialize)]
 struct Totals {
+    /// Requests with a step, ended or not.
     requests: u64,
+    /// Requests that have ended, by how they did.
+    finished: BTreeMap<&'static str, u64>,
     steps: u64,
     prefill_steps: u64,
     decode_steps: u64,
@@ -66,7 +75,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let output = Output::open(Some(&args.output))?;
     let trace = Trace::open(&args.trace)?;
     let tables = trace.tables();
-    let totals = Totals::of(&trace.steps()?, &tables);
+    let totals = Totals::of(&trace.steps()?, &trace.requests()?, &tables);
     let validation = args.check.then(|| validate(&trace)).transpose()?;
     let failed = validation.as_ref().map_or(0, Validation::failed);
     let count = validation.as_ref().map_or(0, |v| v.checks.len());
@@ -94,14 +103,22 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
 }
 
 impl Totals {
-    fn of(steps: &Steps, tables: &[TableSize]) -> Self {
+    fn of(steps: &Steps, requests: &[RequestEvent], tables: &[TableSize]) -> Self {
+        let mut ids: Vec<u32> = steps.request_id.iter().copied().chain(requests.iter().map(|r| r.request_id)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut finished = BTreeMap::new();
+        for request in requests {
+            *finished.entry(request.finish_reason.as_str()).or_default() += 1;
+        }
         let of = |name: &str| tables.iter().find(|t| t.name == name);
         let phase = |wanted: Phase| steps.phase.iter().filter(|&&p| p == wanted).count() as u64;
         let tokens = steps.emitted_tokens.values();
         let rows: u64 = steps.rows.iter().copied().map(u64::from).sum();
         let routes = of("routes").filter(|t| t.rows > 0 && rows > 0);
         Self {
-            requests: of("requests").map_or(0, |t| t.rows),
+            requests: ids.len() as u64,
+            finished,
             steps: steps.len() as u64,
             prefill_steps: phase(Phase::Prefill),
             decode_steps: phase(Phase::Decode),
@@ -126,7 +143,7 @@ impl Inspection<'_> {
         let (m, t) = (self.manifest, &self.totals);
         let mut out = String::new();
         let mut fact = |name: &str, value: String| {
-            let _ = writeln!(out, "{name:<15}{}", plain(&value));
+            let _ = writeln!(out, "{name:<16}{}", plain(&value));
         };
         fact("trace", trace.dir().display().to_string());
         fact("format", format!("{}, written by {}", m.format_version, m.written_by));
@@ -158,7 +175,7 @@ impl Inspection<'_> {
             ranges(&model.moe_layers)
                 + &if model.draft_layers.is_empty() { String::new() } else { format!("; draft {}", ranges(&model.draft_layers)) },
         );
-        fact("expert", format!("{} as {}", bytes(model.bytes_per_expert), model.quantisation));
+        fact("expert", format!("{} as {}", Unit::Bytes.show(model.bytes_per_expert as f64), model.quantisation));
         fact("drafter", format!("{}, {} drafts per step", m.drafter.kind, m.drafter.draft_len));
         let s = &m.sampling;
         let chosen = if s.temperature == 0.0 {
@@ -167,7 +184,10 @@ impl Inspection<'_> {
             format!("temperature {}, top-p {}, top-k {}", s.temperature, s.top_p, s.top_k)
         };
         fact("sampling", format!("{chosen}, seed {}", s.seed));
-        let units = m.device.units.map_or(String::new(), |u| format!(", {u} units"));
+        let units = m
+            .device
+            .units
+            .map_or(String::new(), |u| format!(", {u} {}", if m.device.kind == "cpu" { "threads" } else { "multiprocessors" }));
         fact("engine", format!("{} on {} ({}{units})", m.engine, m.device.kind, m.device.name));
         fact("verification", word(&m.verification));
         fact("windows", format!("{}, {} expert ids", word(&m.window_completeness), word(&m.id_space)));
@@ -176,7 +196,9 @@ impl Inspection<'_> {
         }
         fact("steps", format!("{}: {} prefill, {} decode, {} verify", t.steps, t.prefill_steps, t.decode_steps, t.verify_steps));
         let range = t.lowest_token.zip(t.highest_token).map_or(String::new(), |(low, high)| format!(", ids {low} to {high}"));
-        fact("tokens", format!("{} emitted in {} requests{range}", t.tokens_emitted, t.requests));
+        fact("tokens", format!("{} emitted in {} requests{range}", Unit::Count.show(t.tokens_emitted as f64), t.requests));
+        let ended = t.finished.iter().map(|(how, n)| format!("{n} {how}")).collect::<Vec<_>>().join(", ");
+        fact("ended by", if ended.is_empty() { "none has ended".into() } else { ended });
         fact("token hash", m.token_hash.clone().unwrap_or_else(|| "none".into()));
         let waits = &m.instrumentation;
         if waits.writer_waits > 0 {
@@ -187,7 +209,7 @@ impl Inspection<'_> {
         }
         let _ = writeln!(out, "\n{:<12}{:>8}{:>14}{:>12}", "table", "parts", "rows", "size");
         for table in &self.tables {
-            let _ = writeln!(out, "{:<12}{:>8}{:>14}{:>12}", table.name, table.parts, table.rows, bytes(table.bytes));
+            let _ = writeln!(out, "{:<12}{:>8}{:>14}{:>12}", table.name, table.parts, table.rows, Unit::Bytes.show(table.bytes as f64));
         }
         if let Some(per_row) = t.route_bytes_per_row {
             let _ = writeln!(out, "\nroutes take {per_row:.1} B per token (one row of a pass through all layers)");
@@ -223,17 +245,6 @@ fn ranges(layers: &[u16]) -> String {
     if parts.is_empty() { "none".into() } else { parts.iter().map(show).collect::<Vec<_>>().join(", ") }
 }
 
-/// Bytes for people, in powers of 1000.
-fn bytes(n: u64) -> String {
-    let scaled = n as f64;
-    match n {
-        0..1_000 => format!("{n} B"),
-        1_000..1_000_000 => format!("{:.1} kB", scaled / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", scaled / 1e6),
-        _ => format!("{:.2} GB", scaled / 1e9),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,11 +253,6 @@ mod tests {
     fn shows_layers_as_ranges() {
         assert_eq!(ranges(&[]), "none");
         assert_eq!(ranges(&[2, 3, 4, 7, 9, 10]), "2-4, 7, 9-10");
-    }
-
-    #[test]
-    fn shows_bytes_with_three_digits() {
-        assert_eq!((bytes(999), bytes(23_592_960)), ("999 B".into(), "23.6 MB".into()));
     }
 
     #[test]

@@ -61,7 +61,6 @@ enum Command {
     Record(record::Args),
     Inspect(inspect::Args),
     Report(report::Args),
-    #[command(hide = true)]
     Generate(generate::Args),
 }
 
@@ -70,10 +69,14 @@ pub fn main() -> ExitCode {
     let matches = match Cli::command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
-            // clap prints help to stdout and errors to stderr; a closed pipe is not a failure.
-            let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
-            let _ = error.print();
-            return ExitCode::from(code);
+            // Help and version go to stdout as they are; a closed pipe is not a failure.
+            if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
+                let _ = error.print();
+                return ExitCode::from(code);
+            }
+            Ui::new(ColorChoice::Auto, false, 0, true).error(&usage_line(&error));
+            return ExitCode::from(exit::USAGE);
         }
     };
     let cli = match Cli::from_arg_matches(&matches) {
@@ -103,9 +106,49 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// A usage error on one line: what is wrong, a tip if there is one, and where to read on.
+fn usage_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let mut parts: Vec<String> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            break;
+        }
+        match parts.last_mut() {
+            // A list continues the line that announces it.
+            Some(last) if !line.is_empty() && last.ends_with(':') => {
+                last.push(' ');
+                last.push_str(line);
+            }
+            _ if line.is_empty() => {}
+            _ => parts.push(line.to_owned()),
+        }
+    }
+    let command = std::env::args().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
+    let help = command.map_or_else(|| "specprof --help".to_owned(), |name| format!("specprof {name} --help"));
+    format!("{}; see `{help}`", parts.join("; "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_usage_error_is_one_line() {
+        for args in [
+            vec!["specprof", "record", "--model", "demo"],
+            vec!["specprof", "report", "--formatt", "json", "x"],
+            vec!["specprof", "report", "x", "--format", "jsonn"],
+            vec!["specprof", "nosuch"],
+            vec!["specprof", "inspect"],
+        ] {
+            let line = usage_line(&Cli::try_parse_from(&args).unwrap_err());
+            assert!(!line.contains('\n') && line.contains("--help`") && line.len() < 300, "{line}");
+        }
+        let line = usage_line(&Cli::try_parse_from(["specprof", "inspect"]).unwrap_err());
+        assert!(line.contains("<TRACE>"), "{line}");
+    }
 
     #[test]
     fn the_arguments_are_well_formed() {

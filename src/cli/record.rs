@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Drafting")]
     baseline_steps: u32,
 
-    /// File with one prompt a line, as JSON objects
+    /// File with one prompt a line, as JSON objects (or --prompt)
     #[arg(long, value_name = "FILE.jsonl", required_unless_present = "prompt", help_heading = "Workload")]
     prompts: Option<PathBuf>,
     /// A prompt's text (repeat for more)
@@ -172,6 +172,18 @@ impl Args {
         }
     }
 
+    /// Options that were given and change nothing, with the reason.
+    fn without_effect(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.temperature == 0.0 && (self.top_p < 1.0 || self.top_k > 0) {
+            notes.push("--top-p and --top-k have no effect at temperature 0, which is greedy".to_owned());
+        }
+        if self.draft == Draft::None && self.baseline_steps > 0 {
+            notes.push("--baseline-steps has no effect with --draft none: every step is a plain decode step".to_owned());
+        }
+        notes
+    }
+
     fn read_prompts(&self) -> Result<Vec<Prompt>, Failure> {
         match &self.prompts {
             Some(path) => workload::read(path).map_err(|e| RecordError::from(e).into()),
@@ -186,7 +198,11 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let options = args.options(draft);
     // What is quickly checked comes before a large checkpoint is opened.
     let prompts = args.read_prompts()?;
+    for ignored in args.without_effect() {
+        ui.warn(&ignored);
+    }
     let checkpoint = Checkpoint::resolve(&args.model)?;
+    ui.detail(&format!("{}: {} tensors, identity {}", checkpoint.name, checkpoint.inventory.total().tensors, checkpoint.identity));
     let plan = Plan::new(&checkpoint, &prompts, options).map_err(Failure::from)?;
     let dir = match &args.out {
         Some(dir) => dir.clone(),
@@ -226,22 +242,17 @@ fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
         let steps = recording.totals.steps;
         return Err(Failure::Interrupted(format!("interrupted; {} has the {steps} steps so far and is marked incomplete", dir.display())));
     }
-    ui.note(&summary(recording, dir));
+    ui.note(&format!("{}: {}", summary(recording), dir.display()));
     Ok(())
 }
 
-/// One line: steps, tokens, tokens per step, where.
-pub(super) fn summary(recording: &Recording, dir: &Path) -> String {
+/// One line: steps, tokens, tokens per step.
+pub(super) fn summary(recording: &Recording) -> String {
     let t = recording.totals;
     let per_step = t.tokens_per_step().map(|tau| format!(", {tau:.2} tokens per verify step")).unwrap_or_default();
     format!(
-        "recorded {} requests in {} steps ({} verify, {} decode), {} tokens{per_step}: {}",
-        t.requests,
-        t.steps,
-        t.verify_steps,
-        t.decode_steps,
-        t.tokens,
-        dir.display()
+        "recorded {} requests in {} steps ({} verify, {} decode), {} tokens{per_step}",
+        t.requests, t.steps, t.verify_steps, t.decode_steps, t.tokens
     )
 }
 

@@ -27,6 +27,9 @@ pub struct Args {
     /// Text for people or JSON for machines
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text, help_heading = "Output")]
     format: Format,
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format", help_heading = "Output")]
+    json: bool,
     /// Write to a file instead of stdout (`-`)
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
@@ -49,7 +52,8 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         error @ AnalysisError::Frame { .. } => Failure::Environment(format!("{}: {error}", args.trace.display())),
         error => Failure::Corrupt(format!("{}: {error}; `specprof inspect --check` tells more", args.trace.display())),
     })?;
-    let rendered = match args.format {
+    let format = if args.json { Format::Json } else { args.format };
+    let rendered = match format {
         Format::Json => json::render(&report).map_err(|e| Failure::Environment(format!("cannot write the report as JSON: {e}")))?,
         Format::Text => {
             // A file has no terminal behind it: plain width, no colour.

@@ -132,6 +132,13 @@ fn stdout_failure(error: io::Error) -> Failure {
 pub enum Output {
     /// `-o -`, or no `-o`.
     Stdout,
+    /// A device, a pipe or a socket: written straight through, for nothing may be put into its place.
+    Special {
+        /// Open for writing.
+        file: File,
+        /// The path as given.
+        path: PathBuf,
+    },
     /// A temporary file beside the wanted one, renamed by [`Output::finish`].
     File {
         /// The open temporary file.
@@ -150,13 +157,19 @@ impl Output {
     /// When the file cannot be created.
     pub fn open(path: Option<&Path>) -> Result<Self, Failure> {
         let Some(path) = path.filter(|p| p.as_os_str() != "-") else { return Ok(Self::Stdout) };
-        let name = path.file_name().ok_or_else(|| Failure::Input(format!("{}: not a file name", path.display())))?;
-        let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
         if path.is_dir() {
             return Err(Failure::Input(format!("{}: is a directory; name a file", path.display())));
         }
-        let file = File::create(&temporary).map_err(|e| output_failure(path, &e))?;
-        Ok(Self::File { file, temporary, path: path.to_owned() })
+        if path.metadata().is_ok_and(|m| !m.is_file()) {
+            let file = File::options().write(true).open(path).map_err(|e| output_failure(path, &e))?;
+            return Ok(Self::Special { file, path: path.to_owned() });
+        }
+        // Through a link the file that it points to is replaced, not the link.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let name = path.file_name().ok_or_else(|| Failure::Input(format!("{}: not a file name", path.display())))?;
+        let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+        let file = File::create(&temporary).map_err(|e| output_failure(&path, &e))?;
+        Ok(Self::File { file, temporary, path })
     }
 
     /// Writes the whole result and puts it into place.
@@ -166,6 +179,10 @@ impl Output {
     pub fn finish(mut self, ui: &mut Ui, text: &str) -> Result<(), Failure> {
         match &mut self {
             Self::Stdout => ui.result(text),
+            Self::Special { file, path } => {
+                let written = anstream::AutoStream::new(&mut *file, ui.color).write_all(text.as_bytes());
+                written.map_err(|e| if e.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, &e) })
+            }
             Self::File { file, temporary, path } => {
                 // A file is not a terminal: colour is stripped unless it was asked for.
                 let color = if ui.color == anstream::ColorChoice::Always { ui.color } else { anstream::ColorChoice::Never };

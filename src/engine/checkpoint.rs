@@ -6,6 +6,7 @@ use super::error::EngineError;
 use super::files::CheckpointFiles;
 use super::inventory::{Amount, Inventory};
 use super::matrix::{MXFP4_GROUP, Matrix, MatrixFormat, ScaleFormat};
+use super::presets::Preset;
 use super::shards::{Shards, Stored};
 use super::tensors::{self, Slot, TensorSource};
 use super::weights::{Attention, ModelWeights};
@@ -64,6 +65,8 @@ impl Checkpoint {
         {
             let reason = if dir.exists() {
                 "is not a directory; name a checkpoint's folder"
+            } else if dir.to_str().is_some_and(|name| Preset::find(name).is_some()) {
+                "is a preset: a shape without weights, which only `specprof model` can use; name a checkpoint's folder, or `demo`"
             } else {
                 "does not exist; name a checkpoint's folder, or `demo`"
             };

@@ -34,7 +34,7 @@ pub struct StepBytes {
     pub state: f64,
     /// MLA's cache at the context length.
     pub cache: f64,
-    /// One pass of the MTP block and the head, when there is a block.
+    /// One pass of the MTP block, its own MLA cache and the head, when there is a block.
     pub draft_pass: Option<f64>,
     /// E.
     pub experts: usize,
@@ -50,7 +50,8 @@ impl StepBytes {
         let draft_pass = (config.mtp_layers > 0).then(|| {
             let routed = inventory.draft_of(Component::RoutedExperts).read_bytes() as f64;
             let rest = inventory.draft_total().read_bytes() as f64 - routed;
-            rest + routed / experts * k + inventory.of(Component::Head).read_bytes() as f64
+            let cache = (mla_row_bytes(config) as f64) * context as f64;
+            rest + routed / experts * k + inventory.of(Component::Head).read_bytes() as f64 + cache
         });
         Self {
             per_union: inventory.of(Component::RoutedExperts).read_bytes() as f64 / experts,
@@ -116,7 +117,12 @@ pub fn state_bytes(config: &ModelConfig) -> u64 {
 
 /// Bytes that a token adds to the cache of the target's MLA layers, BF16: latent and rotated key.
 pub fn cache_bytes_per_token(config: &ModelConfig) -> u64 {
-    (config.layers_of(AttentionKind::Mla) * (config.kv_lora_rank + config.qk_rope_head_dim) * 2) as u64
+    config.layers_of(AttentionKind::Mla) as u64 * mla_row_bytes(config)
+}
+
+/// Bytes that a token adds to one MLA layer's cache, BF16.
+fn mla_row_bytes(config: &ModelConfig) -> u64 {
+    (config.kv_lora_rank + config.qk_rope_head_dim) as u64 * 2
 }
 
 #[cfg(test)]
@@ -217,6 +223,9 @@ mod tests {
     fn drafting_costs_a_block_and_a_head_each() {
         let bytes = preset("ling-3.0-flash", 0);
         near(bytes.draft_pass.unwrap() / 1e9, 1.00, 0.005);
+        // Its own cache: 576 values of BF16 a token.
+        let far = preset("ling-3.0-flash", 1_000_000).draft_pass.unwrap() - preset("ling-3.0-flash", 0).draft_pass.unwrap();
+        near(far, 1152.0 * 1e6, 1.0);
         near(bytes.step_ratio(4, 28.5).unwrap(), 2.26, 0.006);
         assert_eq!(preset("ling-3.0-tiny", 0).step_ratio(4, 28.5), None);
     }

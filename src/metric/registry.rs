@@ -47,6 +47,7 @@ const fn exact(id: &'static str, unit: Unit, better: Better, meaning: &'static s
 pub const METRICS: &[Metric] = &[
     exact("accepted_drafts_mean", Unit::Tokens, Better::Higher, "drafts kept per verify step", "mean of accepted, bonus token excluded"),
     exact("tokens_per_step", Unit::Tokens, Better::Higher, "tokens per verify step (τ)", "mean of accepted + 1"),
+    exact("emitted_per_step", Unit::Tokens, Better::Higher, "tokens a verify step added to the output", "mean; cut where a request ended"),
     exact(
         "by_position",
         Unit::Share,

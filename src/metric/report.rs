@@ -91,6 +91,8 @@ pub struct Acceptance {
     pub accepted_drafts_mean: Option<f64>,
     /// Mean accepted drafts + 1 (τ).
     pub tokens_per_step: Option<f64>,
+    /// Mean tokens that a verify step added to the output; below τ where a request ended inside a window.
+    pub emitted_per_step: Option<f64>,
     /// Bootstrap over requests.
     pub tokens_per_step_ci95: Option<Interval>,
     /// Entry i - 1: of the windows that had draft i, the share that accepted it.

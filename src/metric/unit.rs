@@ -15,7 +15,7 @@ pub enum Unit {
     Ratio,
     /// Nanoseconds, scaled when shown.
     Nanoseconds,
-    /// Bytes, scaled by 1024 when shown.
+    /// Bytes, scaled by 1000 when shown, as bandwidths are.
     Bytes,
     /// A plain count.
     Count,
@@ -42,7 +42,7 @@ impl Unit {
     /// use specprof::metric::Unit;
     /// assert_eq!(Unit::Share.show(0.2536), "25.4 %");
     /// assert_eq!(Unit::Nanoseconds.show(1_234_000.0), "1.23 ms");
-    /// assert_eq!(Unit::Bytes.show(2_949_120.0), "2.81 MiB");
+    /// assert_eq!(Unit::Bytes.show(2_949_120.0), "2.95 MB");
     /// assert_eq!(Unit::Count.show(1234567.0), "1 234 567");
     /// ```
     pub fn show(self, value: f64) -> String {
@@ -53,8 +53,8 @@ impl Unit {
             Self::Experts | Self::Bits => format!("{value:.2}"),
             Self::Tokens | Self::Ratio => format!("{value:.3}"),
             Self::Share => format!("{:.1} %", value * 100.0),
-            Self::Nanoseconds => scaled(value, 1000.0, &["ns", "µs", "ms", "s"]),
-            Self::Bytes => scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"]),
+            Self::Nanoseconds => scaled(value, &["ns", "µs", "ms", "s"]),
+            Self::Bytes => scaled(value, &["B", "kB", "MB", "GB", "TB"]),
             Self::Count => grouped(value),
         }
     }
@@ -66,12 +66,12 @@ impl Unit {
 }
 
 /// Three significant digits in the largest unit that keeps the number at 1 or above.
-fn scaled(value: f64, base: f64, names: &[&str]) -> String {
+fn scaled(value: f64, names: &[&str]) -> String {
     let mut scaled = value;
     let mut at = 0;
     // 999.5 would be shown as 1000: it belongs to the next unit.
-    while scaled.abs() >= base.min(999.5) && at + 1 < names.len() {
-        scaled /= base;
+    while scaled.abs() >= 999.5 && at + 1 < names.len() {
+        scaled /= 1000.0;
         at += 1;
     }
     let name = names.get(at).copied().unwrap_or_default();
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(Unit::Nanoseconds.show(999_700.0), "1.00 ms");
         assert_eq!(Unit::Nanoseconds.show(61.5e9), "61.5 s");
         assert_eq!(Unit::Bytes.show(512.0), "512 B");
-        assert_eq!(Unit::Bytes.show(1023.0), "1.00 KiB");
+        assert_eq!(Unit::Bytes.show(1023.0), "1.02 kB");
         assert_eq!(Unit::Count.show(-1234.0), "-1 234");
         assert_eq!(Unit::Count.show(999.0), "999");
         assert_eq!(Unit::Experts.show(f64::NAN), "-");

@@ -3,7 +3,7 @@
 use super::bars::{bar, spark};
 use super::table::{self, Column};
 use super::wrap::{paragraph, plain};
-use crate::metric::report::{LayerReport, Overall, Report, WindowStats};
+use crate::metric::report::{LayerReport, Overall, Report, RunFacts, WindowStats};
 use crate::metric::{Interval, METRICS, Unit};
 use crate::trace::manifest::{Verification, WindowCompleteness};
 use anstyle::{AnsiColor, Style};
@@ -72,12 +72,6 @@ impl View<'_> {
         }
     }
 
-    /// `plus-minus` half the interval's width.
-    fn half(&self, interval: Option<Interval>, digits: usize) -> String {
-        let sign = if self.options.unicode { "±" } else { "+-" };
-        interval.map_or_else(|| "-".to_owned(), |[low, high]| format!("{sign}{:.digits$}", (high - low) / 2.0))
-    }
-
     /// Always: model, quantisation, γ, workload, device.
     fn header(&self) -> String {
         let run = &self.report.run;
@@ -101,6 +95,7 @@ impl View<'_> {
         } else {
             format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed)
         };
+        let name = if run.complete { run.name.clone() } else { format!("{} (INCOMPLETE: {})", run.name, incomplete_reason(run)) };
         let verification = match run.verification {
             Verification::Exact => "exact",
             Verification::Batched => "batched",
@@ -114,21 +109,20 @@ impl View<'_> {
         let drafting =
             format!("{}, {gamma} {}, {sampling}, {verification} verification, {windows}", run.drafter.kind, run.drafter.draft_len);
         let workload = format!(
-            "{} requests, {} steps ({} prefill, {} decode, {} verify), {} tokens",
-            count(t.requests),
-            count(t.steps),
+            "{}, {} ({} prefill, {} decode, {} verify), {} tokens",
+            counted(t.requests, "request"),
+            counted(t.steps, "step"),
             count(t.prefill_steps),
             count(t.decode_steps),
             count(t.verify_steps),
             count(t.tokens_emitted)
         );
-        let units = run
-            .device
-            .units
-            .map_or_else(String::new, |n| format!(", {n} {}", if run.device.kind == "cpu" { "thread(s)" } else { "multiprocessors" }));
+        let units = run.device.units.map_or_else(String::new, |n| {
+            format!(", {}", counted(n.into(), if run.device.kind == "cpu" { "thread" } else { "multiprocessor" }))
+        });
         let emulated = if run.emulated { ", emulated" } else { "" };
         let device = format!("{} {}{units}, {}{emulated}", run.device.kind, run.device.name, run.engine);
-        [("trace", &run.name), ("model", &model), ("drafting", &drafting), ("workload", &workload), ("device", &device)]
+        [("trace", &name), ("model", &model), ("drafting", &drafting), ("workload", &workload), ("device", &device)]
             .map(|(title, text)| self.lines(title, &plain(text)))
             .concat()
     }
@@ -138,9 +132,13 @@ impl View<'_> {
         let Some(tokens) = a.tokens_per_step else {
             return self.lines("acceptance", "unknown");
         };
-        let interval = a.tokens_per_step_ci95.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"));
         let kept = a.accepted_drafts_mean.unwrap_or_default();
-        let mut out = self.lines("acceptance", &format!("{tokens:.3} tokens per step{interval}; {kept:.3} drafts kept per step"));
+        let mut text = format!("{tokens:.3} tokens per step{}; {kept:.3} drafts kept per step", range_of(a.tokens_per_step_ci95));
+        // The last window of a request may accept more than the request still wanted.
+        if let Some(emitted) = a.emitted_per_step.filter(|e| *e < tokens) {
+            text.push_str(&format!("; {emitted:.3} of the tokens emitted, the rest cut where a request ended"));
+        }
+        let mut out = self.lines("acceptance", &text);
         let shares = |values: &[Option<f64>]| {
             let show = |v: &Option<f64>| v.map_or_else(|| "-".to_owned(), |v| format!("{:.0} %", v * 100.0));
             values.iter().map(show).collect::<Vec<_>>().join("  ")
@@ -155,9 +153,9 @@ impl View<'_> {
         let stats = &overall.stats;
         let Some(union) = &stats.union else { return String::new() };
         let mut text = format!(
-            "{:.2} {} experts of {} rows, p99 {}, {}",
+            "{:.2} experts{} over {} rows, p99 {}, {}",
             union.mean,
-            self.half(union.ci95, 2),
+            range_of(union.ci95),
             stats.rows,
             union.p99,
             of_uniform(stats).map_or_else(String::new, |(share, n)| format!("{share} of uniform ({n:.2})"))
@@ -172,7 +170,7 @@ impl View<'_> {
         let rows = |values: &[f64]| values.iter().map(|v| format!("{v:.2}")).collect::<Vec<_>>().join("  ");
         let mut by_row = format!("by row {}", rows(&stats.marginal));
         if let (Some(kept), Some(rejected)) = (stats.marginal_kept, stats.marginal_rejected) {
-            by_row.push_str(&format!("; per kept row {kept:.2}, per rejected row {rejected:.2}"));
+            by_row.push_str(&format!("; per kept row (anchor included) {kept:.2}, per rejected row {rejected:.2}"));
         }
         if let Some(wasted) = stats.wasted_mean {
             by_row.push_str(&format!("; {wasted:.2} wasted ({:.0} %)", wasted / union.mean * 100.0));
@@ -180,12 +178,15 @@ impl View<'_> {
         out.push_str(&self.lines("", &by_row));
         for other in &overall.by_rows {
             let mean = other.union.as_ref().map(|u| u.mean);
-            out.push_str(
-                &self.lines(
-                    "",
-                    &format!("also {} windows of {} rows: union {}", other.windows, other.rows, Unit::Experts.show_option(mean)),
+            out.push_str(&self.lines(
+                "",
+                &format!(
+                    "also {} of {} rows: union {}",
+                    counted(self.windows_of(other.rows), "window"),
+                    other.rows,
+                    Unit::Experts.show_option(mean)
                 ),
-            );
+            ));
         }
         let spread = &overall.layer_spread;
         let means: Vec<Option<f64>> = self.report.layers.iter().map(|l| l.stats.union.as_ref().map(|u| u.mean)).collect();
@@ -198,6 +199,12 @@ impl View<'_> {
         out
     }
 
+    /// Windows of this many rows: in how many steps, not in how many layers of them.
+    fn windows_of(&self, rows: u16) -> u64 {
+        let of = |l: &LayerReport| l.by_rows.iter().filter(|s| s.rows == rows).map(|s| s.windows).sum();
+        self.report.layers.iter().map(of).max().unwrap_or(0)
+    }
+
     /// Worst first when only a few are shown, else in order with the worst marked.
     fn layers(&self) -> String {
         let mut ranked: Vec<&LayerReport> = self.report.layers.iter().filter(|l| l.stats.union.is_some()).collect();
@@ -205,7 +212,7 @@ impl View<'_> {
         let marked = ranked.len().div_ceil(4).min(WORST);
         let worst: Vec<u16> = ranked.iter().take(marked).map(|l| l.layer).collect();
         let named = ranked.iter().take(marked).map(|l| format!("{} ({:.2})", l.layer, mean(l))).collect::<Vec<_>>().join(", ");
-        let mut out = self.lines("worst", &format!("layer {named}, marked !"));
+        let mut out = self.lines("worst", &format!("layer {named}: most experts, marked !"));
         out.push('\n');
         let shown: Vec<&LayerReport> =
             if self.options.per_layer { self.report.layers.iter().collect() } else { ranked.iter().take(FEW).copied().collect() };
@@ -236,7 +243,9 @@ impl View<'_> {
             Column::new("layer").cells(cells(&|l| Some(format!("{}{}", mark(l), l.layer)))),
             Column::new("windows").optional(4).cells(cells(&|l| Some(l.stats.windows.to_string()))),
             Column::new("union").cells(cells(&|l| Some(number(l.stats.union.as_ref()?.mean)))),
-            Column::new("95 %").optional(9).cells(cells(&|l| Some(self.half(l.stats.union.as_ref()?.ci95, 2)))),
+            Column::new("95 %")
+                .optional(9)
+                .cells(cells(&|l| l.stats.union.as_ref()?.ci95.map(|[low, high]| format!("{low:.1}-{high:.1}")))),
             Column::new("p99").optional(8).cells(cells(&|l| Some(l.stats.union.as_ref()?.p99.to_string()))),
             Column::new("of uniform").cells(cells(&|l| Some(of_uniform(&l.stats)?.0))),
             Column::new("lift").optional(7).cells(cells(&|l| Some(number(l.stats.lift?)))),
@@ -246,7 +255,7 @@ impl View<'_> {
             Column::new("lag 1").optional(5).cells(cells(&|l| Some(percent(*l.stats.lag_overlap_frac.as_ref()?.get(1)?)))),
             Column::new("eff. experts").optional(0).cells(cells(&|l| Some(format!("{:.0}", l.load?.effective_experts)))),
             Column::new("by row").left().optional(3).cells(cells(&|l| Some(marginal(l)))),
-            Column::new("").left().optional(2).cells(cells(&|l| Some(bar(mean(l) / most, BAR, unicode)))),
+            Column::new("of most").left().optional(2).cells(cells(&|l| Some(bar(mean(l) / most, BAR, unicode)))),
         ]
     }
 
@@ -287,6 +296,20 @@ impl View<'_> {
         }
         out
     }
+}
+
+/// ` (95 %: low to high)`, or nothing where no interval is known.
+fn range_of(interval: Option<Interval>) -> String {
+    interval.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"))
+}
+
+/// `1 request`, `2 requests`.
+fn counted(n: u64, noun: &str) -> String {
+    format!("{} {noun}{}", Unit::Count.show(n as f64), if n == 1 { "" } else { "s" })
+}
+
+fn incomplete_reason(run: &RunFacts) -> &str {
+    run.incomplete_reason.as_deref().unwrap_or("no reason given")
 }
 
 fn mean(layer: &LayerReport) -> f64 {

@@ -11,7 +11,7 @@ pub fn paragraph(first: &str, text: &str, width: usize) -> String {
     let indent = first.chars().count();
     let mut out = String::from(first);
     let mut column = indent;
-    for (i, word) in text.split_whitespace().enumerate() {
+    for (i, word) in words(text).iter().enumerate() {
         let length = word.chars().count();
         if i > 0 && column + 1 + length > width {
             out.push('\n');
@@ -28,6 +28,21 @@ pub fn paragraph(first: &str, text: &str, width: usize) -> String {
     out
 }
 
+/// The words of a text; a lone `%` stays with the number before it.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match words.last_mut() {
+            Some(last) if word.starts_with('%') => {
+                last.push(' ');
+                last.push_str(word);
+            }
+            _ => words.push(word.to_owned()),
+        }
+    }
+    words
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +50,7 @@ mod tests {
     #[test]
     fn lines_break_at_blanks() {
         assert_eq!(paragraph("[1] ", "one two three", 11), "[1] one two\n    three\n");
+        assert_eq!(paragraph("", "by 88 % more", 6), "by\n88 %\nmore\n");
         assert_eq!(paragraph("", "incompressible", 4), "incompressible\n");
         assert_eq!(plain("a\x1b[31mb\n"), "a?[31mb?");
     }

@@ -239,6 +239,8 @@ def check_acceptance(db, report):
     same("acceptance.accepted_drafts_mean", a["accepted_drafts_mean"], sum(accepted) / len(steps))
     same("acceptance.tokens_per_step", a["tokens_per_step"], sum(accepted) / len(steps) + 1)
     gamma = max(rows for rows, _ in steps) - 1
+    emitted = db.execute("select sum(len(emitted_tokens)) from steps where phase::varchar = 'verify'").fetchone()[0]
+    same("acceptance.emitted_per_step", a["emitted_per_step"], emitted / len(steps))
     same("acceptance.histogram", a["histogram"], [accepted.count(n) for n in range(gamma + 1)])
     share = lambda x, y: x / y if y else None
     had = [[n for rows, n in steps if rows > i] for i in range(1, gamma + 1)]

@@ -1,6 +1,7 @@
 //! `specprof model` as tables.
 
 use super::summary::{Case, Summary};
+use crate::metric::Unit;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use std::fmt::Write as _;
 
@@ -58,11 +59,11 @@ fn components(out: &mut String, s: &Summary, width: usize, color: bool) {
     let mut table = table(width, &["component", "parameters", "bytes", "share"]);
     for part in &s.components {
         let name = if part.module == "draft" { format!("mtp {}", part.name) } else { part.name.to_owned() };
-        table.add_row([name, grouped(part.parameters), bytes(part.bytes as f64), percent(part.share_of_bytes)]);
+        table.add_row([name, Unit::Count.show(part.parameters as f64), bytes(part.bytes as f64), Unit::Share.show(part.share_of_bytes)]);
     }
-    table.add_row(["total".to_owned(), grouped(s.total_parameters), bytes(s.total_bytes as f64), percent(1.0)]);
+    table.add_row(["total".to_owned(), Unit::Count.show(s.total_parameters as f64), bytes(s.total_bytes as f64), Unit::Share.show(1.0)]);
     if s.shape.mtp_layers > 0 {
-        table.add_row(["without MTP".to_owned(), grouped(s.total_parameters_without_mtp), String::new(), String::new()]);
+        table.add_row(["without MTP".to_owned(), Unit::Count.show(s.total_parameters_without_mtp as f64), String::new(), String::new()]);
     }
     finish(out, table);
 }
@@ -80,7 +81,7 @@ fn decode(out: &mut String, s: &Summary, color: bool) {
     ];
     for (name, value) in rows {
         let share = value as f64 / d.total_bytes.max(1) as f64;
-        let _ = writeln!(out, "  {name:<30}{:>12}{:>9}", bytes(value as f64), percent(share));
+        let _ = writeln!(out, "  {name:<30}{:>12}{:>9}", bytes(value as f64), Unit::Share.show(share));
     }
     if let Some(draft) = d.draft_pass_bytes {
         let _ = writeln!(out, "  {:<30}{:>12}", "a draft by the MTP block", bytes(draft as f64));
@@ -179,23 +180,6 @@ fn scaled(value: f64, units: &[&str]) -> String {
     if unit == 0 { format!("{value:.0} {}", units[0]) } else { format!("{value:.2} {}", units[unit]) }
 }
 
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
-}
-
-/// Digits in groups of three.
-fn grouped(value: u64) -> String {
-    let digits = value.to_string();
-    let mut out = String::with_capacity(digits.len() * 4 / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(' ');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,10 +189,6 @@ mod tests {
     fn numbers_for_people() {
         assert_eq!((bytes(11_796_480.0), bytes(999.0), bytes(999_999.0)), ("11.80 MB".into(), "999 B".into(), "1.00 MB".into()));
         assert_eq!((count(127_486_405_600.0), count(12.0)), ("127.49 B".into(), "12".into()));
-        assert_eq!(
-            (grouped(0), grouped(999), grouped(1_000), grouped(127_486_405_600)),
-            ("0".into(), "999".into(), "1 000".into(), "127 486 405 600".into())
-        );
     }
 
     #[test]
