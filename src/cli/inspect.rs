@@ -72,7 +72,7 @@ struct Totals {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let output = Output::open(Some(&args.output))?;
+    let output = Output::open(Some(&args.output))?.not_inside(&args.trace)?;
     let trace = Trace::open(&args.trace)?;
     let tables = trace.tables();
     let totals = Totals::of(&trace.steps()?, &trace.requests()?, &tables);

@@ -87,7 +87,7 @@ pub fn main() -> ExitCode {
         }
     };
     let mut ui = Ui::new(cli.global.color, cli.global.quiet, cli.global.verbose, cli.global.no_progress);
-    let ended = match cli.command {
+    let ended = threads(&cli.command).and_then(|()| match cli.command {
         Command::Demo(args) => demo::run(&args, &mut ui),
         Command::Doctor(args) => doctor::run(&args, &mut ui),
         Command::Model(args) => model::run(&args, &mut ui),
@@ -95,7 +95,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args, &mut ui),
         Command::Report(args) => report::run(&args, &mut ui),
         Command::Generate(args) => generate::run(&args, &mut ui),
-    };
+    });
     match ended.and_then(|()| ui.flush()) {
         Ok(()) => ExitCode::from(exit::OK),
         Err(Failure::BrokenPipe) => ExitCode::from(exit::OK),
@@ -104,6 +104,22 @@ pub fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// Most worker threads, whatever the environment asks for.
+const MAX_THREADS: usize = 256;
+
+/// Starts the worker threads of the commands that compute, where a failure can still be told from a bug.
+fn threads(command: &Command) -> Result<(), Failure> {
+    if matches!(command, Command::Doctor(_) | Command::Inspect(_) | Command::Generate(_)) {
+        return Ok(());
+    }
+    let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|n| n.parse().ok()).filter(|&n: &usize| n > 0);
+    let count = wanted.unwrap_or_else(crate::record::machine::threads).min(MAX_THREADS);
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(count)
+        .build_global()
+        .map_err(|e| Failure::Environment(format!("cannot start {count} worker threads: {e}; set RAYON_NUM_THREADS to fewer")))
 }
 
 /// A usage error on one line: what is wrong, a tip if there is one, and where to read on.

@@ -3,9 +3,9 @@
 use super::exit::Failure;
 use super::interrupt::stop_flag;
 use super::ui::Ui;
-use crate::engine::Checkpoint;
 use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
 use crate::engine::sampling::Sampling;
+use crate::engine::{Checkpoint, EngineError};
 use crate::record::{Options, Plan, Progress, Prompt, RecordError, Recording, WorkloadError, workload};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -172,6 +172,20 @@ impl Args {
         }
     }
 
+    /// Sampling options that are no numbers to sample with, named as they are typed.
+    fn check_sampling(&self) -> Result<(), Failure> {
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return Err(Failure::Input(format!("--temperature {}: give 0 for greedy, or a number above it", self.temperature)));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Failure::Input(format!("--top-p {}: give a share above 0 and up to 1", self.top_p)));
+        }
+        if self.out.as_deref() == Some(Path::new("-")) {
+            return Err(Failure::Input("--out -: a trace is a directory and cannot go to stdout; name a directory".into()));
+        }
+        Ok(())
+    }
+
     /// Options that were given and change nothing, with the reason.
     fn without_effect(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -195,6 +209,7 @@ impl Args {
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let draft = args.draft()?;
+    args.check_sampling()?;
     let options = args.options(draft);
     // What is quickly checked comes before a large checkpoint is opened.
     let prompts = args.read_prompts()?;
@@ -230,7 +245,11 @@ pub(super) fn record_with_progress(
     };
     let recording = crate::record::record(plan, dir, force, telemetry, stop, &mut show);
     bar.finish_and_clear();
-    Ok(recording?)
+    recording.map_err(|error| match error {
+        // What only a forward pass can find is wrong with the checkpoint, not with the command line.
+        RecordError::Engine(error @ EngineError::NotFinite { .. }) => Failure::Input(format!("{}: {error}", plan.checkpoint.name)),
+        other => other.into(),
+    })
 }
 
 /// Says what was recorded, and whether it was all.

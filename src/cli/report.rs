@@ -46,7 +46,7 @@ enum Format {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let output = Output::open(args.output.as_deref())?;
+    let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
     let report = analysis::analyze(&args.trace, &Options::default()).map_err(|error| match error {
         AnalysisError::Trace(error) => Failure::from(error),
         error @ AnalysisError::Frame { .. } => Failure::Environment(format!("{}: {error}", args.trace.display())),

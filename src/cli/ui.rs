@@ -74,14 +74,14 @@ impl Ui {
     /// A remark on stderr, hidden by `--quiet`.
     pub fn note(&self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(anstream::stderr(), "{text}");
+            let _ = writeln!(anstream::stderr(), "{}", tame(text));
         }
     }
 
     /// A remark on stderr for `--verbose`.
     pub fn detail(&self, text: &str) {
         if self.verbose > 0 {
-            let _ = writeln!(anstream::stderr(), "{text}");
+            let _ = writeln!(anstream::stderr(), "{}", tame(text));
         }
     }
 
@@ -89,14 +89,14 @@ impl Ui {
     pub fn warn(&self, text: &str) {
         if !self.quiet {
             let yellow = anstyle::AnsiColor::Yellow.on_default().bold();
-            let _ = writeln!(anstream::stderr(), "{yellow}warning:{yellow:#} {text}");
+            let _ = writeln!(anstream::stderr(), "{yellow}warning:{yellow:#} {}", tame(text));
         }
     }
 
     /// The error that ends the command, on one line.
     pub fn error(&self, text: &str) {
         let red = anstyle::AnsiColor::Red.on_default().bold();
-        let _ = writeln!(anstream::stderr(), "{red}error:{red:#} {text}");
+        let _ = writeln!(anstream::stderr(), "{red}error:{red:#} {}", tame(text));
     }
 
     /// A progress bar over `len` units (0 = unknown); invisible unless stderr is a terminal.
@@ -117,6 +117,23 @@ impl Ui {
     pub fn flush(&mut self) -> Result<(), Failure> {
         io::stdout().flush().map_err(stdout_failure)
     }
+}
+
+/// Most characters of a message: names in it come from files.
+const LONGEST_MESSAGE: usize = 2000;
+
+/// A message that cannot steer the terminal: control characters and marks that turn the direction of writing are shown as `?`,
+/// and what is too long is cut.
+fn tame(text: &str) -> String {
+    let mut out: String = text.chars().take(LONGEST_MESSAGE).map(|c| if steers(c) { '?' } else { c }).collect();
+    if text.chars().nth(LONGEST_MESSAGE).is_some() {
+        out.push_str("...");
+    }
+    out
+}
+
+fn steers(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn stdout_failure(error: io::Error) -> Failure {
@@ -168,8 +185,24 @@ impl Output {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let name = path.file_name().ok_or_else(|| Failure::Input(format!("{}: not a file name", path.display())))?;
         let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-        let file = File::create(&temporary).map_err(|e| output_failure(&path, &e))?;
+        // Created anew, so that nothing that lies there under this name is written to.
+        let _ = std::fs::remove_file(&temporary);
+        let file = File::options().write(true).create_new(true).open(&temporary).map_err(|e| output_failure(&path, &e))?;
         Ok(Self::File { file, temporary, path })
+    }
+
+    /// Refuses a file inside a trace that is being read, which would be a part of it no longer.
+    ///
+    /// # Errors
+    /// When the output lies in `dir`.
+    pub fn not_inside(self, dir: &Path) -> Result<Self, Failure> {
+        if let Self::File { temporary, path, .. } = &self {
+            let folder = temporary.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            if folder.canonicalize().is_ok_and(|folder| dir.canonicalize().is_ok_and(|dir| folder.starts_with(dir))) {
+                return Err(Failure::Input(format!("{}: lies in the trace that is read; write elsewhere", path.display())));
+            }
+        }
+        Ok(self)
     }
 
     /// Writes the whole result and puts it into place.
@@ -206,4 +239,38 @@ impl Drop for Output {
 fn output_failure(path: &Path, error: &io::Error) -> Failure {
     let text = format!("{}: cannot write: {error}", path.display());
     if error.kind() == io::ErrorKind::NotFound { Failure::Input(text) } else { Failure::Environment(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_cannot_steer_the_terminal() {
+        assert_eq!(tame("a\x1b[2Jb\u{9b}c\u{202e}d\ne"), "a?[2Jb?c?d?e");
+        assert_eq!(tame(&"x".repeat(LONGEST_MESSAGE + 1)).len(), LONGEST_MESSAGE + 3);
+    }
+
+    #[test]
+    fn an_output_inside_the_trace_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("steps")).unwrap();
+        let inside = dir.path().join("steps/part-00000.parquet");
+        assert!(matches!(Output::open(Some(&inside)).unwrap().not_inside(dir.path()), Err(Failure::Input(_))));
+        assert_eq!(std::fs::read_dir(dir.path().join("steps")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_is_written_through() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+        std::fs::write(&target, "old").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let mut ui = Ui::new(ColorChoice::Never, true, 0, true);
+        Output::open(Some(&link)).unwrap().finish(&mut ui, "new").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "new");
+        // Nothing but the two is left.
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
 }

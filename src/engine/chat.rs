@@ -4,6 +4,8 @@
 //! a `tojson` that escapes nothing, `raise_exception` and `strftime_now`. This is that environment.
 
 use super::EngineError;
+use super::guard::{FUEL, MAX_RENDERED, MAX_TEMPLATE, STACK};
+use crate::trace::quiet;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
@@ -46,13 +48,32 @@ impl ChatTemplate {
     }
 
     fn new(text: &str, path: &Path, special: BTreeMap<String, String>) -> Result<Self, EngineError> {
+        if text.len() > MAX_TEMPLATE {
+            return Err(damaged(path, &format!("the chat template has {} bytes; at most {MAX_TEMPLATE} are taken", text.len())));
+        }
+        on_a_deep_stack(path, || Self::compile(text, path, special))
+    }
+
+    fn compile(text: &str, path: &Path, special: BTreeMap<String, String>) -> Result<Self, EngineError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|e| template_failure(path, &e))?;
         environment.set_syntax(syntax);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         // A template that recurses or loops without end must not hang a recording.
         environment.set_recursion_limit(200);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(|state, value, method, args| {
+            // A width in a format string is a length of the template's choosing.
+            if method == "format" {
+                return Err(Error::new(ErrorKind::UnknownMethod, "str.format is not available in chat templates here"));
+            }
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+        });
+        // Filters that make as much text as a number in the template says.
+        for filter in ["format", "slice", "batch"] {
+            environment.remove_filter(filter);
+        }
+        environment.add_filter("indent", indent);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -74,9 +95,55 @@ impl ChatTemplate {
         if let Some(on) = enable_thinking {
             context.insert("enable_thinking", Value::from(on));
         }
-        let template = self.environment.get_template(NAME).map_err(|e| template_failure(&self.path, &e))?;
-        template.render(context).map_err(|e| template_failure(&self.path, &e))
+        let render = || {
+            let template = self.environment.get_template(NAME).map_err(|e| template_failure(&self.path, &e))?;
+            let mut out = Capped(Vec::new());
+            template.render_captured_to(context, &mut out).map_err(|e| template_failure(&self.path, &e))?;
+            String::from_utf8(out.0).map_err(|_| damaged(&self.path, "the chat template made text that is not UTF-8"))
+        };
+        on_a_deep_stack(&self.path, render)
     }
+}
+
+/// Runs a piece of template work where deep nesting does not end the process.
+fn on_a_deep_stack<T: Send>(path: &Path, work: impl FnOnce() -> Result<T, EngineError> + Send) -> Result<T, EngineError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || quiet::catch(work));
+        let thread =
+            thread.map_err(|source| EngineError::Io { path: path.to_owned(), action: "start a thread for the chat template", source })?;
+        thread.join().ok().flatten().unwrap_or_else(|| Err(damaged(path, "the chat template cannot be run")))
+    })
+}
+
+/// Output of a template up to [`MAX_RENDERED`] bytes.
+struct Capped(Vec<u8>);
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_RENDERED {
+            return Err(io::Error::other(format!("more than {MAX_RENDERED} bytes of prompt")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Jinja's `indent` with a bounded width.
+fn indent(text: String, width: Option<usize>, first: Option<bool>, blank: Option<bool>) -> Result<String, Error> {
+    let width = width.unwrap_or(4);
+    if width > 64 || text.len().saturating_add(width * text.matches('\n').count()) > MAX_RENDERED {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("indent by {width} is more than a prompt needs")));
+    }
+    let pad = " ".repeat(width);
+    let line = |(i, line): (usize, &str)| {
+        let padded = if i == 0 { first.unwrap_or(false) } else { !line.is_empty() || blank.unwrap_or(false) };
+        if padded { format!("{pad}{line}") } else { line.to_owned() }
+    };
+    Ok(text.split('\n').enumerate().map(line).collect::<Vec<_>>().join("\n"))
 }
 
 /// The token of `key` (`eos_token`, ...) in a `tokenizer_config.json`: a text, or an object with `content`.
@@ -224,6 +291,32 @@ mod tests {
         let t = template("{{ 'default' if enable_thinking is not defined else enable_thinking }}");
         assert_eq!(t.render(&[], None).unwrap(), "default");
         assert_eq!(t.render(&[], Some(false)).unwrap().to_lowercase(), "false");
+    }
+
+    #[test]
+    fn a_hostile_template_is_an_error_and_not_the_end() {
+        let deep = format!("{{{{ {}1 }}}}", "not ".repeat(16_000));
+        let deeper = format!("{{{{ {}1 }}}}", "-".repeat(60_000));
+        let long = "x".repeat(MAX_TEMPLATE + 1);
+        for text in [
+            deep.as_str(),
+            &deeper,
+            &long,
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
+            "{{ 'x\ny' | indent(10000000000) }}",
+            "{{ '{:>9999999999}'.format(1) }}",
+            "{{ range(10) | slice(10000000000) | list }}",
+        ] {
+            let made = ChatTemplate::from_files(Some((text.as_bytes(), Path::new("dir/chat_template.jinja"))), None);
+            let ended = made.and_then(|t| t.map_or(Ok(String::new()), |t| t.render(&[], None)));
+            // Deep nesting may be legal; what matters is that it comes back, and small.
+            match ended {
+                Ok(prompt) => assert!(prompt.len() < 100, "{}", &text[..40]),
+                Err(e) => assert!(e.to_string().contains("chat_template.jinja"), "{e}"),
+            }
+        }
+        assert_eq!(render("{{ 'a\nb' | indent }}|{{ 'a\n\nb' | indent(2, true, true) }}", json!([])), "a\n    b|  a\n  \n  b");
     }
 
     #[test]

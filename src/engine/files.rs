@@ -8,8 +8,15 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Largest file that is read into memory rather than mapped (config, tokenizer, template, index).
-const MAX_READ: u64 = 512 << 20;
+/// Largest tokenizer or index that is read into memory. Published ones have some ten million bytes.
+const MAX_READ: u64 = 256 << 20;
+/// Largest configuration or template. Published ones have some ten thousand bytes.
+const MAX_SMALL: u64 = 8 << 20;
+
+/// Bound of a file that is read whole.
+fn max_read(file: &str) -> u64 {
+    if file == "tokenizer.json" || file.ends_with(".index.json") { MAX_READ } else { MAX_SMALL }
+}
 
 /// The named files of one checkpoint.
 #[derive(Debug, Clone)]
@@ -58,9 +65,10 @@ impl CheckpointFiles {
                 let Some(open) = open(&path)? else { return Ok(None) };
                 let length = open.metadata().map_err(io("read"))?.len();
                 let mut content = Vec::new();
-                open.take(MAX_READ + 1).read_to_end(&mut content).map_err(io("read"))?;
-                if length.max(content.len() as u64) > MAX_READ {
-                    return Err(EngineError::Checkpoint { reason: format!("is larger than {MAX_READ} bytes"), path });
+                let most = max_read(file);
+                open.take(most + 1).read_to_end(&mut content).map_err(io("read"))?;
+                if length.max(content.len() as u64) > most {
+                    return Err(EngineError::Checkpoint { reason: format!("is larger than {most} bytes, which no such file is"), path });
                 }
                 Ok(Some(Cow::Owned(content)))
             }
@@ -96,7 +104,8 @@ impl CheckpointFiles {
 
     /// The error for a file that must be there and is not.
     pub fn absent(&self, file: &str) -> EngineError {
-        io_error(&self.path(file), "open")(io::Error::from(io::ErrorKind::NotFound))
+        let reason = "is not there; name the folder of a checkpoint in the Hugging Face layout, or `demo`".to_owned();
+        EngineError::Checkpoint { path: self.path(file), reason }
     }
 
     fn embedded(&self, file: &str) -> Option<&'static [u8]> {

@@ -33,6 +33,9 @@ impl GoldenFile {
     /// # Errors
     /// When a file cannot be read or is not what its name says.
     pub fn read(path: &Path) -> Result<Self, EngineError> {
+        if path.metadata().is_ok_and(|about| !about.is_file()) {
+            return Err(EngineError::Checkpoint { path: path.to_owned(), reason: "is not a regular file".to_owned() });
+        }
         let bytes =
             std::fs::read(path).map_err(|source| EngineError::Io { path: path.to_owned(), action: "read the golden file", source })?;
         let mut golden = Self { path: path.to_owned(), tensors: BTreeMap::new(), prompt: None };

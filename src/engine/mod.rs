@@ -15,6 +15,7 @@ pub mod files;
 pub mod forecast;
 pub mod golden;
 mod golden_file;
+mod guard;
 pub mod inventory;
 mod kda;
 mod lanes;

@@ -1,5 +1,6 @@
 //! The prompts of a run: one JSON object a line, checked line by line before anything runs.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Where a prompt's tokens come from.
@@ -69,6 +70,10 @@ impl WorkloadError {
     }
 }
 
+/// Largest prompts file.
+const MAX_FILE: u64 = 256 << 20;
+/// Most of an unknown key that an error repeats.
+const SHOWN: usize = 40;
 const KEYS: [&str; 7] = ["prompt", "messages", "token_ids", "id", "max_new_tokens", "tags", "enable_thinking"];
 
 /// Reads a prompts file.
@@ -76,7 +81,13 @@ const KEYS: [&str; 7] = ["prompt", "messages", "token_ids", "id", "max_new_token
 /// # Errors
 /// When it cannot be read, has no prompts, or a line is not one; the line is named.
 pub fn read(path: &Path) -> Result<Vec<Prompt>, WorkloadError> {
-    let bytes = std::fs::read(path).map_err(|source| WorkloadError::Io { path: path.to_owned(), source })?;
+    let failed = |source| WorkloadError::Io { path: path.to_owned(), source };
+    // A pipe is fine, a device without an end is not: what is read is bounded either way.
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(failed(std::io::Error::other(format!("more than {MAX_FILE} bytes; split it"))));
+    }
     parse(&bytes, path)
 }
 
@@ -118,7 +129,8 @@ fn parse_line(line: &[u8], origin: &str) -> Result<Prompt, String> {
     let value: Value = serde_json::from_str(text).map_err(|e| format!("not JSON at column {}: {}", e.column(), reason(&e)))?;
     let Value::Object(mut object) = value else { return Err("not a JSON object".into()) };
     if let Some(key) = object.keys().find(|k| !KEYS.contains(&k.as_str())) {
-        return Err(format!("unknown key `{}`; known are {}", key.escape_debug(), KEYS.join(", ")));
+        let shown: String = key.chars().take(SHOWN).collect();
+        return Err(format!("unknown key `{}`; known are {}", shown.escape_debug(), KEYS.join(", ")));
     }
     let thinking = match object.remove("enable_thinking") {
         None => None,

@@ -14,6 +14,7 @@ mod output;
 mod part_file;
 pub mod parts;
 pub mod probe;
+pub mod quiet;
 pub mod reader;
 pub mod routes;
 pub mod schema;

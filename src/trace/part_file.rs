@@ -1,16 +1,13 @@
 //! One Parquet file of a trace, opened with distrust.
 
-use super::TraceError;
 use super::thrift::walk_struct;
+use super::{TraceError, quiet};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 
 /// A footer larger than this is refused; a part of 650k rows has a few kilobytes.
 const MAX_FOOTER_BYTES: u64 = 16 << 20;
@@ -155,29 +152,12 @@ pub(super) fn corrupt(path: &Path, reason: impl Into<String>) -> TraceError {
     TraceError::Corrupt { path: path.to_owned(), reason: reason.into() }
 }
 
-thread_local! {
-    /// Whether a panic on this thread is caught and becomes an error.
-    static QUIET: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Runs a piece of Parquet decoding. The library panics on some broken files: here that is an error, and
 /// the only place where it can happen.
 pub(super) fn guarded<T>(path: &Path, decode: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, TraceError> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !QUIET.get() {
-                before(info);
-            }
-        }));
-    });
-    let outer = QUIET.replace(true);
-    let result = catch_unwind(AssertUnwindSafe(decode));
-    QUIET.set(outer);
-    match result {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(corrupt(path, error.to_string())),
-        Err(_) => Err(corrupt(path, "broken Parquet data")),
+    match quiet::catch(decode) {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(error)) => Err(corrupt(path, error.to_string())),
+        None => Err(corrupt(path, "broken Parquet data")),
     }
 }
