@@ -22,7 +22,7 @@ pub(super) trait Columns {
 }
 
 /// Text of few distinct words: `codes` index `words`.
-fn dictionary(codes: Vec<i8>, words: &[&str]) -> Result<ArrayRef, ArrowError> {
+pub(super) fn dictionary(codes: Vec<i8>, words: &[&str]) -> Result<ArrayRef, ArrowError> {
     let values: ArrayRef = Arc::new(StringArray::from_iter_values(words));
     Ok(Arc::new(DictionaryArray::try_new(Int8Array::from(codes), values)?))
 }

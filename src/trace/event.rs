@@ -50,6 +50,11 @@ impl Module {
             Self::Draft => "draft",
         }
     }
+
+    /// The module of a stored word.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Target, Self::Draft].into_iter().find(|m| m.as_str() == word)
+    }
 }
 
 /// Why a request ended.

@@ -105,6 +105,9 @@ pub struct DrafterInfo {
     pub kind: String,
     /// Drafts per verify step (γ); 0 without drafting.
     pub draft_len: u16,
+    /// Weight bytes that one draft reads, where drafts are made one after the other; `null` when unknown.
+    #[serde(default)]
+    pub bytes_per_draft: Option<u64>,
 }
 
 /// How tokens were chosen.
@@ -178,6 +181,10 @@ pub struct Instrumentation {
     pub writer_wait_ns: u64,
     /// Measured share of the step time that the instrumentation costs, when measured.
     pub overhead_share: Option<f64>,
+    /// Bandwidth of a large copy on the device that ran the model, measured when the recording began: bytes read
+    /// plus bytes written, 10^9 a second; `null` when it was not measured.
+    #[serde(default)]
+    pub copy_gb_per_s: Option<f64>,
 }
 
 /// A note that belongs under every report of the trace.

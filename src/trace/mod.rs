@@ -4,11 +4,16 @@
 //! This module owns ids, expert sets, the events that producers emit, the column names, and the
 //! reading and writing of the files. It does not know who produces events or what they mean.
 
+mod bounds;
+mod claim;
 mod columns;
 mod dictionary_pages;
 pub mod error;
 pub mod event;
 pub mod expert_set;
+pub mod kernel;
+mod kernel_columns;
+pub mod kernel_table;
 pub mod manifest;
 mod output;
 mod part_file;
@@ -30,6 +35,8 @@ pub mod writer;
 pub use error::TraceError;
 pub use event::{FinishReason, Module, Phase, RequestEvent, StepEvent, StepRoutes};
 pub use expert_set::ExpertSet;
+pub use kernel::{Component, KernelEvent};
+pub use kernel_table::Kernels;
 pub use manifest::{Manifest, ModelShape};
 pub use output::MANIFEST;
 pub use probe::Probe;

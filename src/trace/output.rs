@@ -1,66 +1,26 @@
-//! The trace directory: claiming it for a new trace, replacing its manifest.
+//! The trace directory's own files: how they are created, and the manifest replaced.
 
+use super::TraceError;
 use super::manifest::Manifest;
 use super::parts::{TEMPORARY, io_error};
-use super::{TraceError, schema};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
 /// Name of the manifest within a trace.
 pub const MANIFEST: &str = "manifest.json";
-/// A manifest larger than this is not one.
-pub(super) const MAX_MANIFEST_BYTES: u64 = 64 << 20;
+/// A manifest larger than this is not one: a part takes some sixty bytes of it, and there are at most thousands.
+pub(super) const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
-/// Makes `dir` the directory of a new trace, whose first manifest is `manifest`.
-///
-/// Something that is there already is left alone, except that `force` empties a trace: its tables are
-/// removed, other files in the directory stay.
-pub(super) fn claim(dir: &Path, manifest: &Manifest, force: bool) -> Result<(), TraceError> {
-    match fs::symlink_metadata(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(dir).map_err(io_error(dir, "create the directory"))?;
+/// Creates a file of the writer's own. Whatever has its name is a leftover or a trap: it is removed, a link never followed.
+pub(super) fn create_new(path: &Path) -> io::Result<File> {
+    match File::create_new(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            File::create_new(path)
         }
-        Err(error) => return Err(io_error(dir, "create the directory")(error)),
-        Ok(found) if found.is_dir() => {
-            let empty = fs::read_dir(dir).map_err(io_error(dir, "read the directory"))?.next().is_none();
-            if !empty && !force {
-                return Err(TraceError::Exists { path: dir.to_owned() });
-            }
-            if !empty && !is_trace(dir) {
-                let reason = format!("--force replaces only a trace, and this directory has no {MANIFEST} of one; give another --out");
-                return Err(TraceError::NotATrace { path: dir.to_owned(), reason });
-            }
-        }
-        Ok(_) if force => {
-            let reason = "--force replaces only a trace directory, and this is a file or a link; give another --out".into();
-            return Err(TraceError::NotATrace { path: dir.to_owned(), reason });
-        }
-        Ok(_) => return Err(TraceError::Exists { path: dir.to_owned() }),
+        created => created,
     }
-    // The new manifest first: a process killed in between leaves an empty trace, not half of the old one.
-    write_manifest(dir, manifest)?;
-    for table in schema::TABLES.into_iter().chain([schema::KERNELS]) {
-        let path = dir.join(table);
-        let removed = match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-            Ok(found) if found.is_dir() => fs::remove_dir_all(&path),
-            // Of a link, the link goes, never what it names.
-            Ok(_) => fs::remove_file(&path),
-        };
-        removed.map_err(io_error(&path, "remove the old table"))?;
-    }
-    Ok(())
-}
-
-/// Whether the directory holds a manifest, of whatever version.
-fn is_trace(dir: &Path) -> bool {
-    let path = dir.join(MANIFEST);
-    let small_file = fs::symlink_metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_MANIFEST_BYTES);
-    let json = small_file.then(|| fs::read(&path).ok()).flatten();
-    let value: Option<serde_json::Value> = json.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    value.is_some_and(|v| v.get("format_version").is_some() && v.get("tables").is_some())
 }
 
 /// Replaces the manifest in one step.
@@ -70,7 +30,7 @@ pub(super) fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<(), Trac
     let write = || {
         let mut json = serde_json::to_vec_pretty(manifest)?;
         json.push(b'\n');
-        let mut file = File::create(&temporary)?;
+        let mut file = create_new(&temporary)?;
         file.write_all(&json)?;
         file.sync_all()?;
         fs::rename(&temporary, &path)

@@ -4,6 +4,7 @@
 
 use super::columns::Columns;
 use super::manifest::PartFile;
+use super::output::create_new;
 use super::{TraceError, schema};
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, SchemaRef};
@@ -12,7 +13,7 @@ use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -131,7 +132,7 @@ impl<C: Columns> Table<C> {
     }
 
     fn write_file(&self, path: &Path, batches: &[RecordBatch], large: bool) -> Result<u64, TraceError> {
-        let file = File::create(path).map_err(io_error(path, "create the file"))?;
+        let file = create_new(path).map_err(io_error(path, "create the file"))?;
         let parquet = |error| parquet_error(path, error);
         let properties = if large { &self.properties } else { &self.small_properties };
         let mut writer = ArrowWriter::try_new(&file, self.schema.clone(), Some(properties.clone())).map_err(parquet)?;

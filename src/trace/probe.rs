@@ -1,6 +1,6 @@
 //! How a producer hands its events over.
 
-use super::{RequestEvent, StepEvent, TraceError};
+use super::{KernelEvent, RequestEvent, StepEvent, TraceError};
 
 /// A receiver of a run's events: the trace writer, a counter in a test, or nothing at all.
 ///
@@ -15,6 +15,20 @@ pub trait Probe {
     /// Whether routed sets should be collected at all.
     fn wants_routes(&self) -> bool {
         true
+    }
+
+    /// Whether the times of a step's operations should be collected.
+    fn wants_kernels(&self) -> bool {
+        false
+    }
+
+    /// Takes the operations of a step that was handed over before; steps in ascending order, each at most once.
+    ///
+    /// # Errors
+    /// As [`Probe::step`].
+    fn kernels(&mut self, step_id: u32, kernels: Vec<KernelEvent>) -> Result<(), TraceError> {
+        let _ = (step_id, kernels);
+        Ok(())
     }
 
     /// Takes one step.

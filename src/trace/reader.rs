@@ -4,15 +4,17 @@
 //! error that names the file. A trace of a newer minor version, or with more columns, is read as far as this
 //! build knows it.
 
+use super::bounds::{self, MAX_PART_PATH};
 use super::manifest::{Manifest, Warning};
 use super::output::{MANIFEST, MAX_MANIFEST_BYTES};
-use super::part_file::{PartHandle, corrupt};
+use super::part_file::{PartHandle, corrupt, leads_nowhere, open_file};
 use super::routes::{self, RouteUnit};
-use super::tables::{self, Steps};
+use super::tables::{self, StepColumns, Steps};
 use super::telemetry::TelemetrySample;
 use super::version::FormatVersion;
-use super::{RequestEvent, TraceError, schema};
-use std::fs::{self, File};
+use super::{KernelEvent, Kernels, RequestEvent, TraceError, kernel_table, schema};
+use std::collections::HashSet;
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +27,7 @@ pub struct Trace {
     requests: Vec<PartHandle>,
     steps: Vec<PartHandle>,
     routes: Arc<Vec<PartHandle>>,
+    kernels: Vec<PartHandle>,
     telemetry: Vec<PartHandle>,
     warnings: Vec<Warning>,
 }
@@ -51,9 +54,10 @@ impl Trace {
     pub fn open(dir: &Path) -> Result<Self, TraceError> {
         let manifest = read_manifest(dir)?;
         let root = dir.canonicalize().map_err(|source| TraceError::Io { path: dir.to_owned(), action: "open", source })?;
-        let table = |name: &str| -> Result<Vec<PartHandle>, TraceError> {
+        let mut seen = HashSet::new();
+        let mut table = |name: &str| -> Result<Vec<PartHandle>, TraceError> {
             let parts = manifest.tables.get(name).map(Vec::as_slice).unwrap_or_default();
-            parts.iter().map(|part| open_part(dir, &root, &part.path, part.rows)).collect()
+            parts.iter().map(|part| open_part(dir, &root, &part.path, part.rows, &mut seen)).collect()
         };
         let mut warnings = manifest.warnings.clone();
         if !manifest.complete {
@@ -65,6 +69,7 @@ impl Trace {
             requests: table(schema::REQUESTS)?,
             steps: table(schema::STEPS)?,
             routes: Arc::new(table(schema::ROUTES)?),
+            kernels: table(schema::KERNELS)?,
             telemetry: table(schema::TELEMETRY)?,
             warnings,
             manifest,
@@ -98,16 +103,25 @@ impl Trace {
             size(schema::REQUESTS, &self.requests),
             size(schema::STEPS, &self.steps),
             size(schema::ROUTES, &self.routes),
+            size(schema::KERNELS, &self.kernels),
             size(schema::TELEMETRY, &self.telemetry),
         ]
     }
 
-    /// `steps`, without input tokens, parents and draft probabilities.
+    /// `steps`, without input tokens and parents.
     ///
     /// # Errors
     /// [`TraceError::Corrupt`] naming the part and, where one is wrong, the column or row.
     pub fn steps(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, false)
+        tables::read_steps(&self.steps, StepColumns::Plain)
+    }
+
+    /// `steps` with input tokens, without parents and draft probabilities.
+    ///
+    /// # Errors
+    /// As [`Trace::steps`].
+    pub fn steps_with_inputs(&self) -> Result<Steps, TraceError> {
+        tables::read_steps(&self.steps, StepColumns::Inputs)
     }
 
     /// `steps` with all columns.
@@ -115,7 +129,7 @@ impl Trace {
     /// # Errors
     /// As [`Trace::steps`].
     pub fn steps_with_details(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, true)
+        tables::read_steps(&self.steps, StepColumns::All)
     }
 
     /// `requests`, in the order in which they ended.
@@ -124,6 +138,40 @@ impl Trace {
     /// As [`Trace::steps`].
     pub fn requests(&self) -> Result<Vec<RequestEvent>, TraceError> {
         tables::read_requests(&self.requests)
+    }
+
+    /// Whether any operation has its time in the trace.
+    pub fn has_kernels(&self) -> bool {
+        self.kernels.iter().any(|part| part.rows() > 0)
+    }
+
+    /// Hands `kernels` to `sink`, some rows at a time, in order of steps. Traces before 1.1 have none.
+    ///
+    /// # Errors
+    /// As [`Trace::steps`], and what `sink` returned.
+    pub fn each_kernels<E: From<TraceError>>(&self, sink: impl FnMut(&Kernels) -> Result<(), E>) -> Result<(), E> {
+        kernel_table::each(&self.kernels, sink)
+    }
+
+    /// `kernels` with all columns, each with its step. The table may be large; [`Trace::each_kernels`] keeps none of it.
+    ///
+    /// # Errors
+    /// As [`Trace::steps`].
+    pub fn kernels(&self) -> Result<Vec<(u32, KernelEvent)>, TraceError> {
+        kernel_table::read_all(&self.kernels)
+    }
+
+    /// The ids of `requests`, in the order in which they ended.
+    ///
+    /// # Errors
+    /// As [`Trace::steps`].
+    pub fn request_ids(&self) -> Result<Vec<u32>, TraceError> {
+        tables::read_request_ids(&self.requests)
+    }
+
+    /// Bytes of the part files of `routes`.
+    pub fn route_bytes(&self) -> u64 {
+        bounds::total_bytes(&self.routes)
     }
 
     /// `telemetry`, in order of time.
@@ -150,13 +198,19 @@ impl Trace {
 /// As [`Trace::open`].
 pub fn read_manifest(dir: &Path) -> Result<Manifest, TraceError> {
     let path = dir.join(MANIFEST);
-    let file = File::open(&path).map_err(|source| match source.kind() {
+    let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             let reason = if dir.is_dir() { format!("it has no {MANIFEST}") } else { "it is not a directory".into() };
             TraceError::NotATrace { path: dir.to_owned(), reason }
         }
+        _ if leads_nowhere(&source) => {
+            TraceError::NotATrace { path: Path::new(&shown(&dir.to_string_lossy())).to_owned(), reason: "its path leads nowhere".into() }
+        }
         _ => TraceError::Io { path: path.clone(), action: "open", source },
-    })?;
+    };
+    // A pipe in the manifest's place would be waited for.
+    fs::metadata(&path).map_err(failed)?;
+    let (file, _) = open_file(&path)?;
     let mut json = Vec::new();
     let read = file.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut json);
     read.map_err(|source| TraceError::Io { path: path.clone(), action: "read", source })?;
@@ -164,29 +218,59 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, TraceError> {
         return Err(corrupt(&path, "too large for a manifest"));
     }
     // The version first: a manifest of another major version need not have the fields of this one.
-    let value: serde_json::Value = serde_json::from_slice(&json).map_err(|e| corrupt(&path, e.to_string()))?;
-    let version = value.get("format_version").and_then(serde_json::Value::as_str).unwrap_or_default();
-    let version = FormatVersion::parse(version).ok_or_else(|| corrupt(&path, "no `format_version` of the form `major.minor`"))?;
+    let head: Head = serde_json::from_slice(&json).map_err(|e| corrupt(&path, e.to_string()))?;
+    let version = head.format_version.as_deref().and_then(FormatVersion::parse);
+    let version = version.ok_or_else(|| corrupt(&path, "no `format_version` of the form `major.minor`"))?;
     version.check_readable(&path)?;
     let manifest: Manifest = serde_json::from_slice(&json).map_err(|e| corrupt(&path, e.to_string()))?;
-    let (k, experts) = (manifest.model.experts_per_token, manifest.model.experts);
-    if k > experts || experts == u16::MAX {
-        return Err(corrupt(&path, format!("model: {k} experts per token of {experts}")));
-    }
+    bounds::check_manifest(&path, &manifest)?;
     Ok(manifest)
 }
 
+/// What is read of a manifest before its version is known to be readable. Other keys are skipped, whatever they hold.
+#[derive(serde::Deserialize)]
+struct Head {
+    #[serde(default)]
+    format_version: Option<String>,
+}
+
+/// A word from a manifest, cut to what a message can hold.
+fn shown(word: &str) -> String {
+    const MOST: usize = 80;
+    let mut text: String = word.chars().take(MOST).collect();
+    if word.chars().nth(MOST).is_some() {
+        text.push_str("...");
+    }
+    text.escape_debug().to_string()
+}
+
+/// What tells a file from all others, under whatever names and links it is found.
+fn identity(path: &Path) -> String {
+    #[cfg(unix)]
+    if let Ok(found) = fs::metadata(path) {
+        use std::os::unix::fs::MetadataExt;
+        return format!("{}/{}", found.dev(), found.ino());
+    }
+    path.to_string_lossy().into_owned()
+}
+
 /// Opens a part that the manifest lists; it must be a file within the trace and have the rows that were committed.
-fn open_part(dir: &Path, root: &Path, relative: &str, rows: u64) -> Result<PartHandle, TraceError> {
+fn open_part(dir: &Path, root: &Path, relative: &str, rows: u64, seen: &mut HashSet<String>) -> Result<PartHandle, TraceError> {
     let path = Path::new(relative);
-    let outside = || corrupt(&dir.join(MANIFEST), format!("part `{}` is not within the trace", relative.escape_debug()));
+    let wrong = |what: &str| corrupt(&dir.join(MANIFEST), format!("tables: part `{}` {what}", shown(relative)));
+    if relative.len() > MAX_PART_PATH {
+        return Err(wrong("has too long a path"));
+    }
     if relative.is_empty() || !path.components().all(|c| matches!(c, Component::Normal(_))) {
-        return Err(outside());
+        return Err(wrong("is not within the trace"));
     }
     let full = dir.join(path);
     // Also by way of a link a part must not lie elsewhere; one that is missing is reported when it is opened.
-    if fs::canonicalize(&full).is_ok_and(|real| !real.starts_with(root)) {
-        return Err(outside());
+    match fs::canonicalize(&full) {
+        Ok(real) if !real.starts_with(root) => return Err(wrong("is not within the trace")),
+        Ok(real) if !seen.insert(identity(&real)) => return Err(wrong("is listed twice")),
+        Err(error) if leads_nowhere(&error) => return Err(wrong("has a path that leads nowhere")),
+        _ => {}
     }
     let part = PartHandle::open(full)?;
     if part.rows() != rows {

@@ -2,7 +2,7 @@
 
 use super::dictionary_pages::{ModuleCode, Pages, Value};
 use super::part_file::{PartHandle, guarded};
-use super::{TraceError, schema};
+use super::{TraceError, bounds, schema};
 use parquet::basic::{Encoding, Type};
 use parquet::column::page::PageReader;
 use parquet::column::reader::ColumnReaderImpl;
@@ -13,8 +13,14 @@ use parquet::file::statistics::Statistics;
 use std::fs::File;
 use std::sync::Arc;
 
-/// Rows of a batch.
+/// Rows of a batch...
 pub const BATCH_ROWS: usize = 65_536;
+/// ...unless they have more ids than this.
+const BATCH_IDS: usize = 1 << 20;
+/// Row groups are put together into units of at least this many rows: less is not worth a thread's while.
+const LEAST_UNIT_ROWS: u64 = 16_384;
+/// Text of `module` that may be decoded at a time, bytes.
+const BATCH_TEXT: u64 = 16 << 20;
 
 /// A run of consecutive row groups that shares no step with any other unit.
 #[derive(Debug, Clone)]
@@ -65,6 +71,7 @@ impl RouteBatch<'_> {
 
 /// Plans the units of all parts. `weights` says whether the weight columns are there.
 pub(super) fn plan(parts: &Arc<Vec<PartHandle>>, k: usize, experts: u16, weights: bool) -> Result<Vec<RouteUnit>, TraceError> {
+    bounds::check_routes(parts, k)?;
     let mut units: Vec<RouteUnit> = Vec::new();
     for (index, part) in parts.iter().enumerate() {
         check_columns(part, k, weights)?;
@@ -80,7 +87,9 @@ pub(super) fn plan(parts: &Arc<Vec<PartHandle>>, k: usize, experts: u16, weights
             first_row += rows;
             // A group belongs to the unit before unless the statistics show that they share no step.
             match units.last_mut() {
-                Some(last) if !matches!((last.steps, steps), (Some((_, end)), Some((begin, _))) if begin > end) => {
+                Some(last)
+                    if last.rows < LEAST_UNIT_ROWS || !matches!((last.steps, steps), (Some((_, end)), Some((begin, _))) if begin > end) =>
+                {
                     last.groups.push(group);
                     last.rows += rows;
                     last.steps = last.steps.zip(steps).map(|((a, b), (c, d))| (a.min(c), b.max(d)));
@@ -171,7 +180,7 @@ impl RouteReader<'_> {
         }
         let Some(group) = self.group.as_mut() else { return Ok(None) };
         let part = &self.unit.parts[group.part];
-        let rows = group.left.min(BATCH_ROWS);
+        let rows = group.left.min(BATCH_ROWS).min((BATCH_IDS / self.unit.k.max(1)).max(1));
         let first_row = group.first_row;
         group.fill(part, first_row, rows, &mut self.buffers)?;
         group.left -= rows;
@@ -195,11 +204,14 @@ impl RouteReader<'_> {
         let mut file = part.reopen()?;
         let own = Arc::new(part.reopen()?);
         let unit = self.unit;
+        let mut together = 0u64;
         let mut chunk = |name: &str| -> Result<Chunk<'_>, TraceError> {
             let index = column(part, name)?;
             let metadata = part.footer().row_group(group).column(index);
-            part.check_pages(&mut file, metadata)?;
-            Ok(Chunk { part, file: Arc::clone(&own), rows: part.group_rows(group), metadata })
+            let largest_page = part.check_pages(&mut file, metadata)?.largest;
+            together = together.saturating_add(largest_page);
+            part.check_page_bytes(together)?;
+            Ok(Chunk { part, file: Arc::clone(&own), rows: part.group_rows(group), metadata, largest_page })
         };
         let limit = u32::from(unit.experts).saturating_sub(1);
         Ok(Group {
@@ -335,7 +347,8 @@ enum Modules {
     /// By the statistics, every row has this value.
     All(ModuleCode),
     Pages(Pages<ModuleCode>),
-    Library(ColumnReaderImpl<ByteArrayType>),
+    /// The library's, so many rows at a time.
+    Library(ColumnReaderImpl<ByteArrayType>, usize),
 }
 
 impl Modules {
@@ -347,12 +360,21 @@ impl Modules {
                 Ok(None)
             }
             Self::Pages(pages) => fill_from_pages(pages, part, rows, out),
-            Self::Library(reader) => {
-                let mut values: Vec<ByteArray> = Vec::new();
-                let read = guarded(&part.path, || read_all(reader, rows, &mut values))?;
+            Self::Library(reader, step) => {
                 out.clear();
-                out.extend(values.iter().map(|word| ModuleCode::of(word.data())));
-                Ok(out.iter().position(|&code| code == ModuleCode::BAD).or((read < rows).then_some(read)))
+                let mut values: Vec<ByteArray> = Vec::new();
+                while out.len() < rows {
+                    let wanted = (rows - out.len()).min(*step);
+                    values.clear();
+                    let read = guarded(&part.path, || read_all(reader, wanted, &mut values))?;
+                    let before = out.len();
+                    out.extend(values.iter().map(|word| ModuleCode::of(word.data())));
+                    let bad = out[before..].iter().position(|&code| code == ModuleCode::BAD).or((read < wanted).then_some(read));
+                    if let Some(at) = bad {
+                        return Ok(Some(before + at));
+                    }
+                }
+                Ok(None)
             }
         }
     }
@@ -382,6 +404,7 @@ struct Chunk<'a> {
     file: Arc<File>,
     rows: usize,
     metadata: &'a ColumnChunkMetaData,
+    largest_page: u64,
 }
 
 impl Chunk<'_> {
@@ -416,7 +439,9 @@ impl Chunk<'_> {
         Ok(if self.is_simple() {
             Modules::Pages(Pages::new(pages, 0, self.nullable()))
         } else {
-            Modules::Library(ColumnReaderImpl::new(self.metadata.column_descr_ptr(), pages))
+            // Words may be as long as their page each, whatever the page has of them.
+            let step = usize::try_from(BATCH_TEXT / self.largest_page.max(1)).unwrap_or(BATCH_ROWS).clamp(1, BATCH_ROWS);
+            Modules::Library(ColumnReaderImpl::new(self.metadata.column_descr_ptr(), pages), step)
         })
     }
 
@@ -448,6 +473,13 @@ fn column(part: &PartHandle, name: &str) -> Result<usize, TraceError> {
 }
 
 fn check_columns(part: &PartHandle, k: usize, weights: bool) -> Result<(), TraceError> {
+    // A manifest with too small a k would make every statistic one of the first experts only.
+    for found in part.footer().file_metadata().schema_descr().columns() {
+        let [name] = found.path().parts() else { continue };
+        if schema::rank_of_column(name).is_some_and(|rank| rank >= k) {
+            return Err(part.corrupt(format!("table routes has a column {name}, the manifest says {k} experts per token")));
+        }
+    }
     let keys = [(schema::col::STEP_ID, Type::INT32), (schema::col::LAYER, Type::INT32), (schema::col::ROW, Type::INT32)];
     let experts = (0..k).map(|rank| (schema::expert_column(rank), Type::INT32));
     let gate = (0..if weights { k } else { 0 }).map(|rank| (schema::weight_column(rank), Type::FLOAT));

@@ -14,11 +14,11 @@ pub const STEPS: &str = "steps";
 pub const ROUTES: &str = "routes";
 /// One row per sample of the machine's state.
 pub const TELEMETRY: &str = "telemetry";
-/// One row per kernel launch. This version neither writes nor reads it.
+/// One row per kernel launch, or per operation of the CPU engine.
 pub const KERNELS: &str = "kernels";
 
 /// The tables of this version.
-pub const TABLES: [&str; 4] = [REQUESTS, STEPS, ROUTES, TELEMETRY];
+pub const TABLES: [&str; 5] = [REQUESTS, STEPS, ROUTES, KERNELS, TELEMETRY];
 
 /// Column names.
 pub mod col {
@@ -51,6 +51,18 @@ pub mod col {
     pub const PROMPT_TEXT: &str = "prompt_text";
     pub const OUTPUT_TEXT: &str = "output_text";
 
+    pub const COMPONENT: &str = "component";
+    pub const NAME: &str = "name";
+    pub const STREAM: &str = "stream";
+    pub const BEGIN_NS: &str = "begin_ns";
+    pub const END_NS: &str = "end_ns";
+    pub const CORRELATION_ID: &str = "correlation_id";
+    pub const GRAPH_NODE_ID: &str = "graph_node_id";
+    pub const GRID: &str = "grid";
+    pub const BLOCK: &str = "block";
+    pub const REGISTERS: &str = "registers";
+    pub const SHARED_BYTES: &str = "shared_bytes";
+
     pub const TIME_NS: &str = "time_ns";
     pub const SM_CLOCK_MHZ: &str = "sm_clock_mhz";
     pub const MEMORY_CLOCK_MHZ: &str = "memory_clock_mhz";
@@ -71,6 +83,13 @@ pub fn expert_column(rank: usize) -> String {
 /// Name of the column of the gate weight at a rank.
 pub fn weight_column(rank: usize) -> String {
     format!("w{rank}")
+}
+
+/// The rank of an expert or weight column; `None` of any other.
+pub fn rank_of_column(name: &str) -> Option<usize> {
+    let digits = name.strip_prefix(['e', 'w'])?;
+    let rank: usize = digits.parse().ok()?;
+    (rank.to_string() == digits).then_some(rank)
 }
 
 fn required(name: &str, data_type: DataType) -> Field {
@@ -139,6 +158,27 @@ pub fn requests() -> SchemaRef {
     ]))
 }
 
+/// Columns of `kernels`. What a producer does not know of a launch is null.
+pub fn kernels() -> SchemaRef {
+    use DataType::{Int64, UInt16, UInt32, UInt64, Utf8};
+    Arc::new(Schema::new(vec![
+        required(col::STEP_ID, UInt32),
+        optional(col::LAYER, UInt16),
+        required(col::MODULE, words()),
+        required(col::COMPONENT, words()),
+        required(col::NAME, Utf8),
+        optional(col::STREAM, UInt32),
+        required(col::BEGIN_NS, Int64),
+        required(col::END_NS, Int64),
+        optional(col::CORRELATION_ID, UInt64),
+        optional(col::GRAPH_NODE_ID, UInt64),
+        optional(col::GRID, list_of(UInt32)),
+        optional(col::BLOCK, list_of(UInt32)),
+        optional(col::REGISTERS, UInt32),
+        optional(col::SHARED_BYTES, UInt32),
+    ]))
+}
+
 /// Columns of `telemetry`. Whatever the machine does not tell is null.
 pub fn telemetry() -> SchemaRef {
     use DataType::{Float64, Int64, UInt32, UInt64, Utf8};
@@ -154,4 +194,20 @@ pub fn telemetry() -> SchemaRef {
         optional(col::CPU_MHZ, Float64),
         optional(col::RSS_BYTES, UInt64),
     ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_read_from_the_names_that_are_written() {
+        for rank in [0, 7, 12, 511] {
+            assert_eq!(rank_of_column(&expert_column(rank)), Some(rank));
+            assert_eq!(rank_of_column(&weight_column(rank)), Some(rank));
+        }
+        for other in ["e", "e01", "e+1", "w-1", "step_id", "entropy", "e9x", "x3"] {
+            assert_eq!(rank_of_column(other), None, "{other}");
+        }
+    }
 }

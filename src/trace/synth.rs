@@ -7,7 +7,9 @@ use super::manifest::{
     DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
 };
 use super::version::FORMAT_VERSION;
-use super::{Ending, ExpertSet, FinishReason, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TraceError};
+use super::{
+    Component, Ending, ExpertSet, FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TraceError,
+};
 use super::{TraceWriter, WriterOptions};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -31,6 +33,21 @@ pub enum Routing {
     },
     /// All rows of a window choose the same experts.
     Identical,
+}
+
+/// Planted times of operations, µs: what an analysis must find again.
+///
+/// In each layer the experts take `base + per_expert U + per_row W` for the union U of the pass's W rows, then attention takes
+/// `attention + attention_per_row W`. Each gets uniform noise of +- `noise`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "the formula above says what each is")]
+pub struct PlantedTimes {
+    pub base: f64,
+    pub per_expert: f64,
+    pub per_row: f64,
+    pub attention: f64,
+    pub attention_per_row: f64,
+    pub noise: f64,
 }
 
 /// What to make up.
@@ -62,6 +79,8 @@ pub struct Synth {
     pub routing: Routing,
     /// Whether gate weights are made, too.
     pub weights: bool,
+    /// Operations and their times, for a probe that wants them.
+    pub times: Option<PlantedTimes>,
 }
 
 impl Default for Synth {
@@ -81,6 +100,7 @@ impl Default for Synth {
             k: 8,
             routing: Routing::Zipf { low: 0.49, high: 0.91, carry: 0.22 },
             weights: false,
+            times: None,
         }
     }
 }
@@ -93,6 +113,8 @@ const VOCABULARY: u32 = 1000;
 const EPOCH_NS: i64 = 1_700_000_000_000_000_000;
 /// Length of a step, ns.
 const STEP_NS: i64 = 5_000_000;
+/// Time of drafting, ns.
+const DRAFT_NS: i64 = 100_000;
 
 impl Synth {
     /// The manifest that goes with the events. It says that no real device ran.
@@ -119,9 +141,9 @@ impl Synth {
                 vocab_size: VOCABULARY,
                 quantisation: "f32".into(),
                 bytes_per_expert: 3 * 64 * 32 * 4,
-                bytes_other_per_step: None,
+                bytes_other_per_step: Some(100 * 3 * 64 * 32 * 4),
             },
-            drafter: DrafterInfo { kind: "ngram".into(), draft_len: self.rows.saturating_sub(1) },
+            drafter: DrafterInfo { kind: "ngram".into(), draft_len: self.rows.saturating_sub(1), bytes_per_draft: Some(0) },
             sampling: SamplingInfo { temperature: 0.0, top_p: 1.0, top_k: 0, seed: self.seed, max_new_tokens: 0, ignore_eos: true },
             verification: Verification::Exact,
             engine: "synthetic".into(),
@@ -155,7 +177,8 @@ impl Synth {
     /// # Errors
     /// Those of the writer.
     pub fn write(&self, dir: &Path) -> Result<Manifest, TraceError> {
-        let mut writer = TraceWriter::create(dir, self.manifest(), &WriterOptions::default())?;
+        let options = WriterOptions { kernels: self.times.is_some(), ..WriterOptions::default() };
+        let mut writer = TraceWriter::create(dir, self.manifest(), &options)?;
         self.emit(&mut writer)?;
         writer.finish(Ending::Complete)
     }
@@ -177,6 +200,8 @@ struct Source<'a> {
     layers: Vec<Layer>,
     draft: Option<Layer>,
     step_id: u32,
+    /// Begin of the next step, ns.
+    now: i64,
 }
 
 impl<'a> Source<'a> {
@@ -193,7 +218,7 @@ impl<'a> Source<'a> {
         let layers = synth.layers.iter().enumerate().map(|(place, &number)| layer(number, place)).collect();
         let draft = synth.draft_layer.map(|number| layer(number, synth.layers.len()));
         let carry = if let Routing::Zipf { carry, .. } = synth.routing { carry } else { 0.0 };
-        Self { synth, rng, carry, layers, draft, step_id: 0 }
+        Self { synth, rng, carry, layers, draft, step_id: 0, now: EPOCH_NS }
     }
 
     fn request(&mut self, request_id: u32, probe: &mut impl Probe) -> Result<(), TraceError> {
@@ -229,29 +254,68 @@ impl<'a> Source<'a> {
         }
         let kept = if phase == Phase::Prefill { rows } else { accepted + 1 };
         let tokens = |rng: &mut ChaCha8Rng, n: u16| -> Vec<u32> { (0..n).map(|_| rng.next_u32() % VOCABULARY).collect() };
-        let begin = EPOCH_NS + i64::from(self.step_id) * STEP_NS;
+        let begin = self.now;
         let routes = self.routes(phase, rows, kept, probe.wants_weights());
+        let (input_tokens, emitted_tokens) = (tokens(&mut self.rng, rows), tokens(&mut self.rng, accepted + 1));
+        let draft_probs = (phase == Phase::Verify).then(|| (1..rows).map(|_| unit(&mut self.rng) as f32).collect());
+        let made_up = 4_000_000 + i64::from(self.rng.next_u32() % 500_000);
+        let operations = match self.synth.times {
+            Some(times) if probe.wants_kernels() => self.operations(&times, rows, &routes, begin + DRAFT_NS),
+            _ => Vec::new(),
+        };
+        let planted = operations.last().map(|last| last.end_ns - begin - DRAFT_NS);
+        let target_host_ns = planted.unwrap_or(made_up);
+        self.now += STEP_NS.max(target_host_ns + 2 * DRAFT_NS);
         let step = StepEvent {
             step_id: self.step_id,
             request_id,
             phase,
             accepted,
             context_len: *context,
-            input_tokens: tokens(&mut self.rng, rows),
+            input_tokens,
             parents: None,
-            emitted_tokens: tokens(&mut self.rng, accepted + 1),
-            draft_probs: (phase == Phase::Verify).then(|| (1..rows).map(|_| unit(&mut self.rng) as f32).collect()),
+            emitted_tokens,
+            draft_probs,
             host_begin_ns: begin,
-            host_end_ns: begin + STEP_NS - 1000,
-            draft_host_ns: if phase == Phase::Verify { 100_000 } else { 0 },
-            target_host_ns: 4_000_000 + i64::from(self.rng.next_u32() % 500_000),
+            host_end_ns: self.now - 1000,
+            draft_host_ns: if phase == Phase::Verify { DRAFT_NS } else { 0 },
+            target_host_ns,
             device_ns: None,
             routes,
         };
+        let step_id = self.step_id;
         self.step_id += 1;
         *context += u32::from(kept);
         probe.step(step)?;
+        if !operations.is_empty() {
+            probe.kernels(step_id, operations)?;
+        }
         Ok(u32::from(accepted) + 1)
+    }
+
+    /// A layer's experts and attention, one after the other, for every routed layer of the target.
+    fn operations(&mut self, times: &PlantedTimes, rows: u16, routes: &StepRoutes, begin: i64) -> Vec<KernelEvent> {
+        let mut operations = Vec::with_capacity(2 * routes.blocks.len());
+        let mut ids = routes.ids.chunks(routes.k.max(1));
+        let (mut at, rows) = (begin, f64::from(rows));
+        for block in &routes.blocks {
+            let mut union = ExpertSet::EMPTY;
+            ids.by_ref().take(usize::from(block.rows)).flatten().for_each(|&id| union.insert(id));
+            if block.module == Module::Draft {
+                continue;
+            }
+            let planned = [
+                (Component::Experts, times.base + times.per_expert * f64::from(union.len()) + times.per_row * rows),
+                (Component::Kda, times.attention + times.attention_per_row * rows),
+            ];
+            for (component, us) in planned {
+                let us = us + times.noise * (2.0 * unit(&mut self.rng) - 1.0);
+                let end = at + (us * 1000.0).max(0.0).round() as i64;
+                operations.push(KernelEvent::cpu(Module::Target, Some(block.layer), component, at, end));
+                at = end;
+            }
+        }
+        operations
     }
 
     fn routes(&mut self, phase: Phase, rows: u16, kept: u16, weights: bool) -> StepRoutes {

@@ -1,5 +1,6 @@
 //! The small tables as plain columns and structs: `steps`, `requests`, `telemetry`.
 
+use super::bounds::Budget;
 use super::part_file::{PartHandle, guarded};
 use super::schema::{self, col};
 use super::telemetry::TelemetrySample;
@@ -10,13 +11,12 @@ use arrow_array::{Array, RecordBatch};
 use arrow_schema::{DataType, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::basic::Type;
 
 /// Rows that are decoded at a time: few, since a row may hold a long text.
 const BATCH_ROWS: usize = 1024;
-/// A part may always have this many rows...
-const FREE_ROWS: u64 = 4096;
-/// ...and beyond that this many for each of its bytes.
-const ROWS_PER_BYTE: u64 = 256;
+/// Text that may be decoded at a time, bytes: no more rows than this has room for, each as long as its page.
+const BATCH_TEXT: u64 = 16 << 20;
 
 /// Lists of numbers, one a row, end to end.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,7 +80,6 @@ pub struct Steps {
     pub input_tokens: Lists<u32>,
     /// `None` for a chain. Empty unless asked for.
     pub parents: Vec<Option<Vec<i16>>>,
-    /// Empty unless asked for.
     pub draft_probs: Vec<Option<Vec<f32>>>,
 }
 
@@ -96,17 +95,30 @@ impl Steps {
     }
 }
 
-/// Reads `steps`. `details` asks for input tokens, parents and draft probabilities, too.
-pub(super) fn read_steps(parts: &[PartHandle], details: bool) -> Result<Steps, TraceError> {
+/// Which columns of `steps` to read besides the plain ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StepColumns {
+    /// None.
+    Plain,
+    /// The input tokens.
+    Inputs,
+    /// The input tokens and the parents.
+    All,
+}
+
+/// Reads `steps`.
+pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<Steps, TraceError> {
     let mut steps = Steps::default();
     let mut wanted = schema::steps();
+    let (inputs, details) = (columns != StepColumns::Plain, columns == StepColumns::All);
     if !details {
-        let left_out = [col::INPUT_TOKENS, col::PARENTS, col::DRAFT_PROBS];
+        let left_out = [col::PARENTS, if inputs { "" } else { col::INPUT_TOKENS }];
         let kept: Vec<_> = wanted.fields().iter().filter(|f| !left_out.contains(&f.name().as_str())).cloned().collect();
         wanted = Schema::new(kept).into();
     }
+    let mut budget = Budget::new(schema::STEPS, parts)?;
     for part in parts {
-        read_part(part, schema::STEPS, &wanted, |rows| {
+        read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {
             let first = steps.len();
             steps.step_id.extend(rows.numbers::<UInt32Type>(col::STEP_ID)?);
             steps.request_id.extend(rows.numbers::<UInt32Type>(col::REQUEST_ID)?);
@@ -123,20 +135,22 @@ pub(super) fn read_steps(parts: &[PartHandle], details: bool) -> Result<Steps, T
                 steps.emitted_tokens.push(list.unwrap_or_default());
                 list.is_some()
             })?;
-            if details {
+            if inputs {
                 rows.lists::<UInt32Type>(col::INPUT_TOKENS, |list| {
                     steps.input_tokens.push(list.unwrap_or_default());
                     list.is_some()
                 })?;
+            }
+            if details {
                 rows.lists::<Int16Type>(col::PARENTS, |list| {
                     steps.parents.push(list.map(<[i16]>::to_vec));
                     true
                 })?;
-                rows.lists::<Float32Type>(col::DRAFT_PROBS, |list| {
-                    steps.draft_probs.push(list.map(<[f32]>::to_vec));
-                    true
-                })?;
             }
+            rows.lists::<Float32Type>(col::DRAFT_PROBS, |list| {
+                steps.draft_probs.push(list.map(<[f32]>::to_vec));
+                true
+            })?;
             let before = first.saturating_sub(1);
             match (before + 1..steps.step_id.len()).find(|&i| steps.step_id[i] <= steps.step_id[i - 1]) {
                 Some(i) if i >= first => Err(rows.error(i - first, &format!("step {} is out of order", steps.step_id[i]))),
@@ -150,16 +164,15 @@ pub(super) fn read_steps(parts: &[PartHandle], details: bool) -> Result<Steps, T
 /// Reads `requests`.
 pub(super) fn read_requests(parts: &[PartHandle]) -> Result<Vec<RequestEvent>, TraceError> {
     let mut requests = Vec::new();
+    let mut budget = Budget::new(schema::REQUESTS, parts)?;
     for part in parts {
-        // Decompressed text is bounded by the file as pages are.
-        let mut budget = usize::try_from(part.bytes.saturating_mul(1024)).unwrap_or(usize::MAX).saturating_add(64 << 20);
-        read_part(part, schema::REQUESTS, &schema::requests(), |rows| {
+        read_part(part, schema::REQUESTS, &schema::requests(), &mut budget, |rows, budget| {
             let request_id = rows.numbers::<UInt32Type>(col::REQUEST_ID)?;
             let prompt_tokens = rows.numbers::<UInt32Type>(col::PROMPT_TOKENS)?;
             let generated_tokens = rows.numbers::<UInt32Type>(col::GENERATED_TOKENS)?;
             let finish_reason = rows.words(col::FINISH_REASON, FinishReason::parse)?;
-            let (ids, tags) = (rows.texts(col::ID, &mut budget)?, rows.texts(col::TAGS, &mut budget)?);
-            let (prompts, outputs) = (rows.texts(col::PROMPT_TEXT, &mut budget)?, rows.texts(col::OUTPUT_TEXT, &mut budget)?);
+            let (ids, tags) = (rows.texts(col::ID, budget)?, rows.texts(col::TAGS, budget)?);
+            let (prompts, outputs) = (rows.texts(col::PROMPT_TEXT, budget)?, rows.texts(col::OUTPUT_TEXT, budget)?);
             let texts = ids.into_iter().zip(tags).zip(prompts.into_iter().zip(outputs));
             for (i, ((id, tags), (prompt_text, output_text))) in texts.enumerate() {
                 requests.push(RequestEvent {
@@ -179,12 +192,27 @@ pub(super) fn read_requests(parts: &[PartHandle]) -> Result<Vec<RequestEvent>, T
     Ok(requests)
 }
 
+/// Reads `request_id` of `requests`.
+pub(super) fn read_request_ids(parts: &[PartHandle]) -> Result<Vec<u32>, TraceError> {
+    let mut ids = Vec::new();
+    let mut budget = Budget::new(schema::REQUESTS, parts)?;
+    let all = schema::requests();
+    let wanted = Schema::new(all.fields().iter().filter(|f| f.name() == col::REQUEST_ID).cloned().collect::<Vec<_>>());
+    for part in parts {
+        read_part(part, schema::REQUESTS, &wanted, &mut budget, |rows, _| {
+            ids.extend(rows.numbers::<UInt32Type>(col::REQUEST_ID)?);
+            Ok(())
+        })?;
+    }
+    Ok(ids)
+}
+
 /// Reads `telemetry`.
 pub(super) fn read_telemetry(parts: &[PartHandle]) -> Result<Vec<TelemetrySample>, TraceError> {
     let mut samples = Vec::new();
+    let mut budget = Budget::new(schema::TELEMETRY, parts)?;
     for part in parts {
-        let mut budget = usize::try_from(part.bytes.saturating_mul(1024)).unwrap_or(usize::MAX).saturating_add(64 << 20);
-        read_part(part, schema::TELEMETRY, &schema::telemetry(), |rows| {
+        read_part(part, schema::TELEMETRY, &schema::telemetry(), &mut budget, |rows, budget| {
             let time_ns = rows.numbers::<Int64Type>(col::TIME_NS)?;
             let sm_clock_mhz = rows.maybe_numbers::<UInt32Type>(col::SM_CLOCK_MHZ)?;
             let memory_clock_mhz = rows.maybe_numbers::<UInt32Type>(col::MEMORY_CLOCK_MHZ)?;
@@ -194,7 +222,7 @@ pub(super) fn read_telemetry(parts: &[PartHandle]) -> Result<Vec<TelemetrySample
             let host_load = rows.maybe_numbers::<Float64Type>(col::HOST_LOAD)?;
             let cpu_mhz = rows.maybe_numbers::<Float64Type>(col::CPU_MHZ)?;
             let rss_bytes = rows.maybe_numbers::<UInt64Type>(col::RSS_BYTES)?;
-            for (i, throttle_reasons) in rows.texts(col::THROTTLE_REASONS, &mut budget)?.into_iter().enumerate() {
+            for (i, throttle_reasons) in rows.texts(col::THROTTLE_REASONS, budget)?.into_iter().enumerate() {
                 samples.push(TelemetrySample {
                     time_ns: time_ns[i],
                     sm_clock_mhz: sm_clock_mhz[i],
@@ -215,7 +243,7 @@ pub(super) fn read_telemetry(parts: &[PartHandle]) -> Result<Vec<TelemetrySample
 }
 
 /// Some decoded rows of a part, with what is needed to say where they are.
-struct Rows<'a> {
+pub(super) struct Rows<'a> {
     part: &'a PartHandle,
     table: &'static str,
     first_row: usize,
@@ -223,11 +251,12 @@ struct Rows<'a> {
 }
 
 /// Checks that the file has the wanted columns in the wanted types, then decodes them.
-fn read_part(
+pub(super) fn read_part(
     part: &PartHandle,
     table: &'static str,
     wanted: &Schema,
-    mut take: impl FnMut(&Rows<'_>) -> Result<(), TraceError>,
+    budget: &mut Budget,
+    mut take: impl FnMut(&Rows<'_>, &mut Budget) -> Result<(), TraceError>,
 ) -> Result<(), TraceError> {
     let found = part.metadata.schema();
     let mut roots = Vec::with_capacity(wanted.fields().len());
@@ -241,29 +270,39 @@ fn read_part(
         }
         roots.push(index);
     }
-    if part.rows() > FREE_ROWS.max(part.bytes.saturating_mul(ROWS_PER_BYTE)) {
-        return Err(part.corrupt(format!("table {table}: {} rows in {} bytes", part.rows(), part.bytes)));
-    }
     let mut file = part.reopen()?;
     let mask = ProjectionMask::roots(part.footer().file_metadata().schema_descr(), roots);
+    let mut largest_text = 1;
     for group in part.footer().row_groups() {
+        let mut together = 0u64;
         for (index, chunk) in group.columns().iter().enumerate() {
-            if mask.leaf_included(index) {
-                part.check_pages(&mut file, chunk)?;
+            if !mask.leaf_included(index) {
+                continue;
+            }
+            let pages = part.check_pages(&mut file, chunk)?;
+            together = together.saturating_add(pages.largest);
+            if chunk.column_type() == Type::BYTE_ARRAY {
+                largest_text = largest_text.max(pages.largest);
+            }
+            let name = chunk.column_path().parts().first().map_or("", String::as_str);
+            if chunk.column_descr().max_rep_level() > 0 && !budget.take_list_values(name, pages.values) {
+                return Err(part.corrupt(format!("table {table}, column {name}: more numbers than {} bytes can stand for", part.bytes)));
             }
         }
+        part.check_page_bytes(together)?;
     }
+    let batch_rows = usize::try_from(BATCH_TEXT / largest_text).unwrap_or(BATCH_ROWS).clamp(1, BATCH_ROWS);
     let build = || {
         ParquetRecordBatchReaderBuilder::new_with_metadata(file, part.metadata.clone())
             .with_projection(mask)
-            .with_batch_size(BATCH_ROWS)
+            .with_batch_size(batch_rows)
             .build()
     };
     let mut reader = guarded(&part.path, build)?;
     let mut first_row = 0;
     while let Some(batch) = guarded(&part.path, || reader.next().transpose().map_err(Into::into))? {
         let rows = Rows { part, table, first_row, batch };
-        take(&rows)?;
+        take(&rows, budget)?;
         first_row += rows.batch.num_rows();
     }
     if first_row as u64 != part.rows() {
@@ -283,11 +322,11 @@ fn same_type(wanted: &DataType, found: &DataType) -> bool {
 }
 
 impl Rows<'_> {
-    fn error(&self, row: usize, what: &str) -> TraceError {
+    pub(super) fn error(&self, row: usize, what: &str) -> TraceError {
         self.part.corrupt(format!("table {}, row {}: {what}", self.table, self.first_row + row))
     }
 
-    fn null(&self, name: &str, row: usize) -> TraceError {
+    pub(super) fn null(&self, name: &str, row: usize) -> TraceError {
         self.error(row, &format!("column {name} is null"))
     }
 
@@ -296,12 +335,12 @@ impl Rows<'_> {
         column.map(AsRef::as_ref).ok_or_else(|| self.part.corrupt(format!("table {} has no column {name}", self.table)))
     }
 
-    fn maybe_numbers<T: ArrowPrimitiveType>(&self, name: &str) -> Result<Vec<Option<T::Native>>, TraceError> {
+    pub(super) fn maybe_numbers<T: ArrowPrimitiveType>(&self, name: &str) -> Result<Vec<Option<T::Native>>, TraceError> {
         let column = self.column(name)?.as_primitive_opt::<T>();
         column.map(|c| c.iter().collect()).ok_or_else(|| self.part.corrupt(format!("table {}, column {name}: wrong type", self.table)))
     }
 
-    fn numbers<T: ArrowPrimitiveType>(&self, name: &str) -> Result<Vec<T::Native>, TraceError> {
+    pub(super) fn numbers<T: ArrowPrimitiveType>(&self, name: &str) -> Result<Vec<T::Native>, TraceError> {
         let values = self.maybe_numbers::<T>(name)?;
         values.into_iter().enumerate().map(|(i, value)| value.ok_or_else(|| self.null(name, i))).collect()
     }
@@ -311,15 +350,16 @@ impl Rows<'_> {
         column.ok_or_else(|| self.part.corrupt(format!("table {}, column {name}: wrong type", self.table)))
     }
 
-    fn texts(&self, name: &str, budget: &mut usize) -> Result<Vec<Option<String>>, TraceError> {
+    pub(super) fn texts(&self, name: &str, budget: &mut Budget) -> Result<Vec<Option<String>>, TraceError> {
         let texts = self.text_column(name)?.iter().enumerate().map(|(i, text)| {
-            *budget = budget.checked_sub(text.map_or(0, str::len)).ok_or_else(|| self.error(i, "more text than the file can hold"))?;
+            let left = budget.text.checked_sub(text.map_or(0, str::len) as u64);
+            budget.text = left.ok_or_else(|| self.error(i, "more text than the file can hold"))?;
             Ok(text.map(str::to_owned))
         });
         texts.collect()
     }
 
-    fn words<T>(&self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, TraceError> {
+    pub(super) fn words<T>(&self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, TraceError> {
         let words = self.text_column(name)?.iter().enumerate().map(|(i, word)| {
             let word = word.ok_or_else(|| self.null(name, i))?;
             parse(word).ok_or_else(|| {
@@ -330,7 +370,11 @@ impl Rows<'_> {
     }
 
     /// Hands over each row's list; `take` says whether that was allowed to be null.
-    fn lists<T: ArrowPrimitiveType>(&self, name: &str, mut take: impl FnMut(Option<&[T::Native]>) -> bool) -> Result<(), TraceError> {
+    pub(super) fn lists<T: ArrowPrimitiveType>(
+        &self,
+        name: &str,
+        mut take: impl FnMut(Option<&[T::Native]>) -> bool,
+    ) -> Result<(), TraceError> {
         let wrong = || self.part.corrupt(format!("table {}, column {name}: wrong type", self.table));
         let lists = self.column(name)?.as_list_opt::<i32>().ok_or_else(wrong)?;
         for i in 0..lists.len() {

@@ -13,10 +13,11 @@ struct Walker<'a> {
 }
 
 /// Checks a struct at the beginning of `bytes`: every length fits into what is left. Integer fields of the
-/// struct itself are handed to `integer` with their ids. Gives the struct's length, `None` when it is broken.
-pub(super) fn walk_struct(bytes: &[u8], mut integer: impl FnMut(i16, i64)) -> Option<usize> {
+/// struct itself are handed to `integer` with 0 and their ids, those of a struct in its field f with f and their ids.
+/// Gives the struct's length, `None` when it is broken.
+pub(super) fn walk_struct(bytes: &[u8], mut integer: impl FnMut(i16, i16, i64)) -> Option<usize> {
     let mut walker = Walker { bytes, at: 0 };
-    walker.fields(0, &mut integer)?;
+    walker.fields(0, 0, &mut integer)?;
     Some(walker.at)
 }
 
@@ -49,7 +50,7 @@ impl Walker<'_> {
         Some((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
     }
 
-    fn fields(&mut self, depth: u32, integer: &mut dyn FnMut(i16, i64)) -> Option<()> {
+    fn fields(&mut self, depth: u32, of: i16, integer: &mut dyn FnMut(i16, i16, i64)) -> Option<()> {
         let mut id = 0i16;
         loop {
             let head = self.byte()?;
@@ -63,7 +64,8 @@ impl Walker<'_> {
             match head & 0x0f {
                 // A boolean field's value is its type.
                 1 | 2 => {}
-                4..=6 => integer(id, self.zigzag()?),
+                4..=6 => integer(of, id, self.zigzag()?),
+                12 if depth == 0 => self.fields(1, id, integer)?,
                 kind => self.value(kind, depth)?,
             }
         }
@@ -91,7 +93,7 @@ impl Walker<'_> {
                 let kinds = if len == 0 { 0 } else { self.byte()? };
                 self.elements(len, &[kinds >> 4, kinds & 0x0f], depth)
             }
-            12 => self.fields(depth + 1, &mut |_, _| {}),
+            12 => self.fields(depth + 1, 0, &mut |_, _, _| {}),
             13 => self.skip(16),
             _ => None,
         }
@@ -116,22 +118,27 @@ mod tests {
         // 1: i32 5, 3: i64 -2, 4: binary "ab", 5: list<i32> [1, 2], stop, and a byte that is not part of it.
         let bytes = [0x15, 10, 0x26, 3, 0x18, 2, b'a', b'b', 0x19, 0x25, 2, 4, 0, 99];
         let mut seen = Vec::new();
-        assert_eq!(walk_struct(&bytes, |id, value| seen.push((id, value))), Some(13));
-        assert_eq!(seen, [(1, 5), (3, -2)]);
+        assert_eq!(walk_struct(&bytes, |of, id, value| seen.push((of, id, value))), Some(13));
+        assert_eq!(seen, [(0, 1, 5), (0, 3, -2)]);
+        // 5: a struct with 1: i32 7 and 2: a struct with 1: i32 8, which is too deep to be told; 6: i32 9.
+        let bytes = [0x5c, 0x15, 14, 0x1c, 0x15, 16, 0, 0, 0x15, 18, 0];
+        seen.clear();
+        assert_eq!(walk_struct(&bytes, |of, id, value| seen.push((of, id, value))), Some(11));
+        assert_eq!(seen, [(5, 1, 7), (0, 6, 9)]);
     }
 
     #[test]
     fn refuses_lengths_beyond_the_end() {
-        assert_eq!(walk_struct(&[0x18, 5, b'a', 0], |_, _| {}), None);
+        assert_eq!(walk_struct(&[0x18, 5, b'a', 0], |_, _, _| {}), None);
         // A list of 2^31 structs in a few bytes.
-        assert_eq!(walk_struct(&[0x19, 0xfc, 0x80, 0x80, 0x80, 0x80, 8, 0, 0], |_, _| {}), None);
-        assert_eq!(walk_struct(&[0x1c; 1000], |_, _| {}), None);
+        assert_eq!(walk_struct(&[0x19, 0xfc, 0x80, 0x80, 0x80, 0x80, 8, 0, 0], |_, _, _| {}), None);
+        assert_eq!(walk_struct(&[0x1c; 1000], |_, _, _| {}), None);
     }
 
     proptest! {
         #[test]
         fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            if let Some(len) = walk_struct(&bytes, |_, _| {}) {
+            if let Some(len) = walk_struct(&bytes, |_, _, _| {}) {
                 prop_assert!(len <= bytes.len());
             }
         }

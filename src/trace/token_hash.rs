@@ -28,12 +28,17 @@ impl TokenHasher {
 
     /// The hash in hexadecimal.
     pub fn finish(&self) -> String {
-        let mut hash = Sha256::new();
-        for token in self.0.values().flatten() {
-            hash.update(token.to_le_bytes());
-        }
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        of_lists(self.0.values().map(Vec::as_slice))
     }
+}
+
+/// The hash of lists of tokens that are in the order that it wants, in hexadecimal.
+pub(super) fn of_lists<'a>(lists: impl Iterator<Item = &'a [u32]>) -> String {
+    let mut hash = Sha256::new();
+    for token in lists.flatten() {
+        hash.update(token.to_le_bytes());
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

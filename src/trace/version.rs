@@ -3,6 +3,7 @@
 //! # Changelog
 //!
 //! * **1.0**: the first: `requests`, `steps`, `routes`, `telemetry` and `manifest.json`.
+//! * **1.1**: the table `kernels`; `instrumentation.copy_gb_per_s`.
 //!
 //! An additional column, table or manifest key is a new minor version; anything that makes an older
 //! reader misunderstand the data is a new major version.
@@ -21,7 +22,7 @@ pub struct FormatVersion {
 }
 
 /// The version that this build writes. What each version brought is in the [module's](self) changelog.
-pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
+pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 1 };
 
 impl FormatVersion {
     /// Parses `major.minor`.

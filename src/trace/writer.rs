@@ -3,8 +3,11 @@
 //! Twice a second what has come in is committed: part files first, then the manifest that names them,
 //! each under a temporary name, synced and renamed. A process killed at any moment leaves the commit before.
 
+use super::KernelEvent;
+use super::claim::{self, Claim};
 use super::columns::{RequestColumns, RouteColumns, StepColumns, TelemetryColumns};
 use super::event::StepEvent;
+use super::kernel_columns::KernelColumns;
 use super::manifest::Manifest;
 use super::parts::{Table, io_error};
 use super::telemetry::TelemetrySample;
@@ -30,11 +33,13 @@ pub struct WriterOptions {
     pub flush_interval: Duration,
     /// Events that may wait for the writer's thread; the engine waits when there are more.
     pub queue: usize,
+    /// Whether producers are asked for the times of operations.
+    pub kernels: bool,
 }
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        Self { force: false, flush_interval: Duration::from_millis(500), queue: 256 }
+        Self { force: false, flush_interval: Duration::from_millis(500), queue: 256, kernels: false }
     }
 }
 
@@ -50,15 +55,17 @@ pub enum Ending {
 /// The reason in the manifest of a trace that is being written.
 pub const RECORDING: &str = "recording";
 
-/// A trace that is being written. Dropped without [`TraceWriter::finish`], it stays incomplete.
+/// A trace that is being written. Dropped without [`TraceWriter::finish`], it is [abandoned](TraceWriter::abandon).
 #[derive(Debug)]
 pub struct TraceWriter {
     dir: PathBuf,
     facts: Manifest,
     sender: SyncSender<Message>,
-    thread: Option<JoinHandle<Result<Manifest, TraceError>>>,
+    thread: Option<JoinHandle<Result<Option<Manifest>, TraceError>>>,
     shared: Arc<Shared>,
     last_step: Option<u32>,
+    kernels_wanted: bool,
+    last_kernels: Option<u32>,
 }
 
 /// Puts samples of the machine's state into a trace that is being written.
@@ -82,10 +89,11 @@ struct Shared {
 
 enum Message {
     Step(Box<StepEvent>),
+    Kernels(u32, Vec<KernelEvent>),
     Request(Box<RequestEvent>),
     Telemetry(Box<TelemetrySample>),
     Finish(Box<Manifest>, Ending),
-    Abandon,
+    Abandon(Box<Manifest>, String),
 }
 
 impl TraceWriter {
@@ -103,7 +111,16 @@ impl TraceWriter {
         let run = move || store.run(&receiver, interval);
         let thread =
             std::thread::Builder::new().name("trace-writer".into()).spawn(run).map_err(io_error(dir, "start the writer thread"))?;
-        Ok(Self { dir: dir.to_owned(), facts, sender, thread: Some(thread), shared, last_step: None })
+        Ok(Self {
+            dir: dir.to_owned(),
+            facts,
+            sender,
+            thread: Some(thread),
+            shared,
+            last_step: None,
+            kernels_wanted: options.kernels,
+            last_kernels: None,
+        })
     }
 
     /// The directory.
@@ -121,7 +138,7 @@ impl TraceWriter {
         TelemetrySink(self.sender.clone())
     }
 
-    /// Writes what is left and the last manifest, which it returns.
+    /// Writes what is left and the last manifest, which it returns. What the trace replaces is gone then, whatever it holds.
     ///
     /// # Errors
     /// [`TraceError::Io`] when it cannot be written; the trace then holds what was committed before.
@@ -129,14 +146,29 @@ impl TraceWriter {
         let facts = Box::new(self.facts.clone());
         // A closed queue means that the thread has failed: its result says why.
         let _ = self.sender.send(Message::Finish(facts, ending));
+        let gone = self.gone();
+        self.join()?.ok_or(gone)
+    }
+
+    /// Ends a run that failed. With steps, the trace is closed as incomplete and its manifest returned. Without any,
+    /// the directory is as it was before [`TraceWriter::create`], a replaced trace included, and there is no manifest.
+    ///
+    /// # Errors
+    /// As [`TraceWriter::finish`].
+    pub fn abandon(mut self, reason: String) -> Result<Option<Manifest>, TraceError> {
+        let facts = Box::new(self.facts.clone());
+        let _ = self.sender.send(Message::Abandon(facts, reason));
         self.join()
     }
 
-    fn join(&mut self) -> Result<Manifest, TraceError> {
-        let dead = || TraceError::Io { path: self.dir.clone(), action: "write", source: io::Error::other("the writer thread is gone") };
+    fn gone(&self) -> TraceError {
+        TraceError::Io { path: self.dir.clone(), action: "write", source: io::Error::other("the writer thread is gone") }
+    }
+
+    fn join(&mut self) -> Result<Option<Manifest>, TraceError> {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(ended)) => ended,
-            Some(Err(_)) | None => Err(dead()),
+            Some(Err(_)) | None => Err(self.gone()),
         }
     }
 
@@ -157,11 +189,7 @@ impl TraceWriter {
             return Ok(());
         }
         let failure = self.shared.failure.lock().ok().and_then(|failure| failure.as_ref().map(copy_of));
-        Err(failure.unwrap_or_else(|| TraceError::Io {
-            path: self.dir.clone(),
-            action: "write",
-            source: io::Error::other("the writer thread is gone"),
-        }))
+        Err(failure.unwrap_or_else(|| self.gone()))
     }
 
     /// Whether an event fits the trace; columns of unequal length or unordered steps could not be read back.
@@ -207,6 +235,25 @@ impl Probe for TraceWriter {
         self.facts.router_weights
     }
 
+    fn wants_kernels(&self) -> bool {
+        self.kernels_wanted
+    }
+
+    fn kernels(&mut self, step_id: u32, kernels: Vec<KernelEvent>) -> Result<(), TraceError> {
+        let wrong = |what: &str| Err(TraceError::Event { what: format!("step {step_id}: {what}") });
+        if self.last_step.is_none_or(|last| step_id > last) {
+            return wrong("its operations come before it");
+        }
+        if self.last_kernels.is_some_and(|last| step_id <= last) {
+            return wrong("its operations do not come after those of the step before");
+        }
+        if kernels.iter().any(|k| k.end_ns < k.begin_ns) {
+            return wrong("an operation ends before it begins");
+        }
+        self.last_kernels = Some(step_id);
+        if kernels.is_empty() { Ok(()) } else { self.send(Message::Kernels(step_id, kernels)) }
+    }
+
     fn step(&mut self, step: StepEvent) -> Result<(), TraceError> {
         self.check(&step)?;
         self.last_step = Some(step.step_id);
@@ -221,7 +268,7 @@ impl Probe for TraceWriter {
 impl Drop for TraceWriter {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            let _ = self.sender.send(Message::Abandon);
+            let _ = self.sender.send(Message::Abandon(Box::new(self.facts.clone()), "the recorder ended without closing the trace".into()));
             let _ = self.join();
         }
     }
@@ -246,9 +293,13 @@ struct Store {
     requests: Table<RequestColumns>,
     steps: Table<StepColumns>,
     routes: Table<RouteColumns>,
+    kernels: Table<KernelColumns>,
     telemetry: Table<TelemetryColumns>,
     hasher: TokenHasher,
     shared: Arc<Shared>,
+    claim: Claim,
+    /// Whether a step has come in.
+    has_steps: bool,
 }
 
 impl Store {
@@ -260,28 +311,28 @@ impl Store {
         manifest.ended_unix_ns = None;
         manifest.token_hash = None;
         manifest.tables = schema::TABLES.iter().map(|&name| (name.to_owned(), Vec::new())).collect();
-        output::claim(dir, &manifest, options.force)?;
+        let mut claim = claim::claim(dir, &manifest, options.force)?;
         let k = usize::from(facts.model.experts_per_token);
         let weights = facts.router_weights;
-        let store = Self {
-            dir: dir.to_owned(),
-            manifest,
-            requests: Table::create(dir, schema::REQUESTS, schema::requests(), RequestColumns::new())?,
-            steps: Table::create(dir, schema::STEPS, schema::steps(), StepColumns::new())?,
-            routes: Table::create(dir, schema::ROUTES, schema::routes(k, weights), RouteColumns::new(k, weights))?,
-            telemetry: Table::create(dir, schema::TELEMETRY, schema::telemetry(), TelemetryColumns::new())?,
-            hasher: TokenHasher::default(),
-            shared,
+        let tables = || {
+            let requests = Table::create(dir, schema::REQUESTS, schema::requests(), RequestColumns::new())?;
+            let steps = Table::create(dir, schema::STEPS, schema::steps(), StepColumns::new())?;
+            let routes = Table::create(dir, schema::ROUTES, schema::routes(k, weights), RouteColumns::new(k, weights))?;
+            let kernels = Table::create(dir, schema::KERNELS, schema::kernels(), KernelColumns::new())?;
+            let telemetry = Table::create(dir, schema::TELEMETRY, schema::telemetry(), TelemetryColumns::new())?;
+            output::sync_directory(dir)?;
+            Ok((requests, steps, routes, kernels, telemetry))
         };
-        output::sync_directory(dir)?;
-        Ok(store)
+        let (requests, steps, routes, kernels, telemetry) = tables().inspect_err(|_| claim.undo())?;
+        let hasher = TokenHasher::default();
+        Ok(Self { dir: dir.to_owned(), manifest, requests, steps, routes, kernels, telemetry, hasher, shared, claim, has_steps: false })
     }
 
-    fn run(mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Manifest, TraceError> {
+    fn run(mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
         self.receive(queue, interval).inspect_err(|error| self.fail(error))
     }
 
-    fn receive(&mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Manifest, TraceError> {
+    fn receive(&mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
         // When the oldest uncommitted event has to be on disk.
         let mut due: Option<Instant> = None;
         loop {
@@ -291,25 +342,37 @@ impl Store {
             };
             match message {
                 Ok(Message::Step(step)) => {
+                    self.has_steps = true;
                     self.hasher.add(step.request_id, &step.emitted_tokens);
                     self.steps.pending.push(&step);
                     self.routes.pending.push(step.step_id, &step.routes);
                 }
+                Ok(Message::Kernels(step_id, kernels)) => self.kernels.pending.push(step_id, kernels),
                 Ok(Message::Request(request)) => self.requests.pending.push(*request),
                 Ok(Message::Telemetry(sample)) => self.telemetry.pending.push(*sample),
-                Ok(Message::Finish(facts, ending)) => return self.finish(*facts, ending),
-                Ok(Message::Abandon) | Err(RecvTimeoutError::Disconnected) => {
+                Ok(Message::Finish(facts, ending)) => return self.finish(*facts, ending).map(Some),
+                Ok(Message::Abandon(facts, reason)) => return self.abandon(*facts, reason),
+                Err(RecvTimeoutError::Disconnected) => {
                     let facts = self.manifest.clone();
-                    return self.finish(facts, Ending::Incomplete("the recorder ended without closing the trace".into()));
+                    return self.abandon(facts, "the recorder ended without closing the trace".into());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
             let due_at = *due.get_or_insert_with(|| Instant::now() + interval);
-            if self.routes.is_full() || Instant::now() >= due_at {
+            if self.routes.is_full() || self.kernels.is_full() || Instant::now() >= due_at {
                 self.commit(false)?;
                 due = None;
             }
         }
+    }
+
+    /// Closes the trace when it has steps, else gives the directory back.
+    fn abandon(&mut self, facts: Manifest, reason: String) -> Result<Option<Manifest>, TraceError> {
+        if self.has_steps {
+            return self.finish(facts, Ending::Incomplete(reason)).map(Some);
+        }
+        self.claim.undo();
+        Ok(None)
     }
 
     fn finish(&mut self, facts: Manifest, ending: Ending) -> Result<Manifest, TraceError> {
@@ -322,6 +385,7 @@ impl Store {
         };
         self.manifest.ended_unix_ns = Some(unix_ns());
         self.commit(true)?;
+        self.claim.settle();
         Ok(self.manifest.clone())
     }
 
@@ -330,12 +394,14 @@ impl Store {
         let mut obsolete = Vec::new();
         self.routes.flush(last, &mut obsolete)?;
         self.steps.flush(last, &mut obsolete)?;
+        self.kernels.flush(last, &mut obsolete)?;
         self.requests.flush(last, &mut obsolete)?;
         self.telemetry.flush(last, &mut obsolete)?;
         let tables = BTreeMap::from([
             (schema::REQUESTS.to_owned(), self.requests.parts()),
             (schema::STEPS.to_owned(), self.steps.parts()),
             (schema::ROUTES.to_owned(), self.routes.parts()),
+            (schema::KERNELS.to_owned(), self.kernels.parts()),
             (schema::TELEMETRY.to_owned(), self.telemetry.parts()),
         ]);
         for (name, parts) in &tables {
@@ -345,11 +411,19 @@ impl Store {
         }
         let next = Manifest { tables, ..self.manifest.clone() };
         self.manifest = self.write_manifest(next)?;
+        if self.is_kept() {
+            self.claim.settle();
+        }
         for path in obsolete {
             // A file that stays does not belong to the trace: the manifest does not list it.
             let _ = fs::remove_file(path);
         }
         Ok(())
+    }
+
+    /// Whether the manifest on disk has a step.
+    fn is_kept(&self) -> bool {
+        self.manifest.tables.get(schema::STEPS).is_some_and(|parts| !parts.is_empty())
     }
 
     fn write_manifest(&self, mut manifest: Manifest) -> Result<Manifest, TraceError> {
@@ -365,6 +439,15 @@ impl Store {
             TraceError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "disk full".to_owned(),
             other => other.to_string(),
         };
+        if let Ok(mut failure) = self.shared.failure.lock() {
+            *failure = Some(copy_of(error));
+        }
+        if !self.is_kept() {
+            self.claim.undo();
+            return;
+        }
+        // What the manifest does not list takes the room that its last word may need.
+        claim::remove_unlisted(&self.dir, &self.manifest);
         // The tables are those of the commit before: `commit` sets them only when it has succeeded.
         let incomplete = Manifest {
             complete: false,
@@ -373,9 +456,6 @@ impl Store {
             ..self.manifest.clone()
         };
         let _ = self.write_manifest(incomplete);
-        if let Ok(mut failure) = self.shared.failure.lock() {
-            *failure = Some(copy_of(error));
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! One tiny trace of every published format version keeps opening with the same numbers.
 
-use super::{Row, files, route_rows, small};
+use super::kernels::timed;
+use super::{Row, files, route_rows};
 use serde_json::{Value, json};
 use specprof::trace::token_hash::TokenHasher;
 use specprof::trace::{Ending, TelemetrySample, Trace, TraceWriter, WriterOptions, validate};
@@ -18,7 +19,8 @@ fn numbers(trace: &Trace) -> Value {
     let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum::<u64>();
     let mut ids = TokenHasher::default();
     rows.iter().for_each(|row| row.4.iter().for_each(|&id| ids.add(0, &[u32::from(id)])));
-    json!({
+    let kernels = trace.kernels().unwrap();
+    let mut numbers = json!({
         "format_version": trace.manifest().format_version,
         "complete": trace.manifest().complete,
         "token_hash": trace.manifest().token_hash,
@@ -35,7 +37,13 @@ fn numbers(trace: &Trace) -> Value {
         "id_hash": ids.finish(),
         "weight_bits_sum": sum(|row| row.5.iter().map(|&w| u64::from(w)).sum()),
         "telemetry": trace.telemetry().unwrap().len(),
-    })
+    });
+    if !kernels.is_empty() {
+        numbers["kernels"] = json!(kernels.len());
+        numbers["kernel_ns"] = json!(kernels.iter().map(|(_, k)| k.end_ns - k.begin_ns).sum::<i64>());
+        numbers["kernel_name_bytes"] = json!(kernels.iter().map(|(_, k)| k.name.len()).sum::<usize>());
+    }
+    numbers
 }
 
 #[test]
@@ -64,9 +72,9 @@ fn publish_this_version() {
     let dir = compat().join(format!("v{}", specprof::trace::FORMAT_VERSION));
     fs::create_dir_all(&dir).unwrap();
     let path = dir.join("trace");
-    let mut writer = TraceWriter::create(&path, small().manifest(), &WriterOptions::default()).unwrap();
+    let mut writer = TraceWriter::create(&path, timed().manifest(), &WriterOptions { kernels: true, ..WriterOptions::default() }).unwrap();
     writer.telemetry().offer(TelemetrySample { time_ns: 1_700_000_000_000_000_000, host_load: Some(0.25), ..TelemetrySample::default() });
-    small().emit(&mut writer).unwrap();
+    timed().emit(&mut writer).unwrap();
     writer.finish(Ending::Complete).unwrap();
     let numbers = numbers(&Trace::open(&path).unwrap());
     fs::write(dir.join("expected.json"), serde_json::to_string_pretty(&numbers).unwrap() + "\n").unwrap();

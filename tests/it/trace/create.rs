@@ -1,8 +1,11 @@
 //! What the writer accepts: directories and events.
 
-use super::{files, small};
-use specprof::trace::{Ending, Probe, StepEvent, Trace, TraceError, TraceWriter, WriterOptions};
+use super::{edit_manifest, files, only_part, small};
+use specprof::trace::synth::Synth;
+use specprof::trace::{Ending, Probe, StepEvent, Trace, TraceError, TraceWriter, WriterOptions, validate};
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 
 fn options(force: bool) -> WriterOptions {
     WriterOptions { force, ..WriterOptions::default() }
@@ -111,4 +114,177 @@ fn events_that_could_not_be_read_back_are_refused() {
     let trace = Trace::open(&dir.path().join("t")).unwrap();
     assert_eq!(trace.steps().unwrap().len(), 1);
     assert_eq!(trace.manifest().incomplete_reason.as_deref(), Some("interrupted"));
+}
+
+/// All files with their content.
+fn content(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    files(dir).into_iter().map(|file| (file.clone(), fs::read(&file).unwrap())).collect()
+}
+
+/// A trace that is easily told from [`small`].
+fn other() -> Synth {
+    Synth { seed: 99, verify_steps: 9, ..small() }
+}
+
+#[test]
+fn a_run_without_a_step_gives_the_replaced_trace_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t");
+    small().write(&path).unwrap();
+    fs::write(path.join("notes.txt"), "mine").unwrap();
+    let before = content(dir.path());
+    let create = || TraceWriter::create(&path, other().manifest(), &options(true)).unwrap();
+    assert_eq!(create().abandon("failed".into()).unwrap(), None);
+    assert_eq!(content(dir.path()), before);
+    drop(create());
+    assert_eq!(content(dir.path()), before);
+    // What was in its place all the time was not lost to a killed process either: it comes back after the next failure.
+    let aside = path.join(".replaced");
+    fs::create_dir(&aside).unwrap();
+    for name in ["requests", "steps", "routes", "telemetry", "manifest.json"] {
+        fs::rename(path.join(name), aside.join(name)).unwrap();
+    }
+    let mut empty: specprof::trace::Manifest = serde_json::from_slice(&fs::read(aside.join("manifest.json")).unwrap()).unwrap();
+    empty.tables.clear();
+    fs::write(path.join("manifest.json"), serde_json::to_vec(&empty).unwrap()).unwrap();
+    drop(create());
+    assert_eq!(content(dir.path()), before);
+    // With a step, the new one stays.
+    let mut writer = create();
+    let mut probe = FirstVerify::default();
+    small().emit(&mut probe).unwrap();
+    writer.step(probe.0.unwrap()).unwrap();
+    let manifest = writer.abandon("failed: it".into()).unwrap().unwrap();
+    assert_eq!(manifest.incomplete_reason.as_deref(), Some("failed: it"));
+    assert_eq!(Trace::open(&path).unwrap().steps().unwrap().len(), 1);
+    assert!(!aside.exists() && path.join("notes.txt").exists());
+}
+
+#[test]
+fn a_run_without_a_step_leaves_no_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a/b/t");
+    let create = |path: &Path| TraceWriter::create(path, small().manifest(), &options(false)).unwrap();
+    assert_eq!(create(&path).abandon("failed".into()).unwrap(), None);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    // What was there before stays.
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    drop(create(&path));
+    assert!(path.parent().unwrap().exists() && !path.exists());
+    fs::create_dir(&path).unwrap();
+    drop(create(&path));
+    assert!(path.exists() && files(&path).is_empty());
+    create(&path).finish(Ending::Complete).unwrap();
+}
+
+#[test]
+fn force_removes_parts_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t");
+    small().write(&path).unwrap();
+    let replace = || TraceWriter::create(&path, other().manifest(), &options(true));
+    for foreign in ["steps/notes.txt", "routes/part-1.csv", "kernels/deep/part-00000.parquet"] {
+        fs::create_dir_all(path.join(foreign).parent().unwrap()).unwrap();
+        fs::write(path.join(foreign), "mine").unwrap();
+        let before = content(dir.path());
+        let error = replace().unwrap_err();
+        assert!(matches!(error, TraceError::NotATrace { .. }), "{error}");
+        assert!(error.to_string().contains(&foreign[..12]), "{error} / {foreign}");
+        assert_eq!(content(dir.path()), before);
+        fs::remove_file(path.join(foreign)).unwrap();
+    }
+    fs::remove_dir_all(path.join("kernels")).unwrap();
+    // A part of another name is the trace's own when its manifest lists it.
+    let part = only_part(&path, "steps");
+    fs::rename(&part, path.join("steps/all.parquet")).unwrap();
+    assert!(replace().is_err());
+    edit_manifest(&path, |m| m.tables.get_mut("steps").unwrap()[0].path = "steps/all.parquet".into());
+    let mut writer = replace().unwrap();
+    other().emit(&mut writer).unwrap();
+    writer.finish(Ending::Complete).unwrap();
+    assert!(!path.join("steps/all.parquet").exists() && !path.join(".replaced").exists());
+    assert_eq!(validate(&Trace::open(&path).unwrap()).unwrap().failed(), 0);
+}
+
+#[test]
+fn of_many_that_want_one_place_one_gets_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..20 {
+        let path = dir.path().join(format!("t{round}"));
+        if round % 2 == 1 {
+            fs::create_dir(&path).unwrap();
+        }
+        let create = || TraceWriter::create(&path, small().manifest(), &options(false));
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..6).map(|_| scope.spawn(create)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut writers = Vec::new();
+        for result in results {
+            match result {
+                Ok(writer) => writers.push(writer),
+                Err(error) => assert!(matches!(error, TraceError::Exists { .. }), "{error}"),
+            }
+        }
+        assert_eq!(writers.len(), 1);
+        let mut writer = writers.pop().unwrap();
+        #[cfg(unix)]
+        {
+            let error = TraceWriter::create(&path, small().manifest(), &options(true)).unwrap_err().to_string();
+            assert!(error.contains("another process is recording"), "{error}");
+        }
+        small().emit(&mut writer).unwrap();
+        writer.finish(Ending::Complete).unwrap();
+        assert_eq!(validate(&Trace::open(&path).unwrap()).unwrap().failed(), 0);
+    }
+}
+
+#[test]
+fn default_names_are_not_shared() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = || {
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("specprof"));
+        command.current_dir(dir.path()).args(["record", "--model", "demo", "--prompt", "x", "--max-new-tokens", "3"]);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let children: Vec<_> = (0..4).map(|_| record()).collect();
+    let mut names: Vec<String> = Vec::new();
+    for child in children {
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        names.push(String::from_utf8(out.stdout).unwrap().trim().to_owned());
+    }
+    names.sort();
+    assert_eq!(names, (1..5).map(|n| format!("traces/ling-nano-mtp-{n}")).collect::<Vec<_>>());
+    for name in names {
+        assert_eq!(validate(&Trace::open(&dir.path().join(name)).unwrap()).unwrap().failed(), 0);
+    }
+}
+
+#[test]
+fn a_stream_is_no_place_for_a_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    for command in [&["record", "--model", "demo", "--prompt", "x"][..], &["demo"]] {
+        let mut run = assert_cmd::Command::cargo_bin("specprof").unwrap();
+        let out = run.current_dir(dir.path()).args(command).args(["--out", "-", "--force"]).assert().code(2).stdout("");
+        let stderr = String::from_utf8_lossy(&out.get_output().stderr).into_owned();
+        assert!(stderr.contains("a trace is a directory"), "{stderr}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[cfg(unix)]
+#[test]
+fn planted_links_are_not_written_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, victim) = (dir.path().join("t"), dir.path().join("victim"));
+    fs::write(&victim, "precious").unwrap();
+    let mut writer = TraceWriter::create(&path, small().manifest(), &options(false)).unwrap();
+    for name in ["manifest.json.tmp", "steps/part-00000.parquet.tmp"] {
+        std::os::unix::fs::symlink(&victim, path.join(name)).unwrap();
+    }
+    small().emit(&mut writer).unwrap();
+    writer.finish(Ending::Complete).unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert_eq!(validate(&Trace::open(&path).unwrap()).unwrap().failed(), 0);
 }

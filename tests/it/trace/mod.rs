@@ -4,6 +4,8 @@ mod compat;
 mod corrupt;
 mod create;
 mod foreign;
+mod hostile;
+mod kernels;
 mod killed;
 mod round_trip;
 

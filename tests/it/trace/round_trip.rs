@@ -185,7 +185,9 @@ fn many_small_parts_become_one() {
     telemetry.offer(sample.clone());
     synth.emit(&mut writer).unwrap();
     let manifest = writer.finish(Ending::Complete).unwrap();
-    assert!(manifest.tables.values().all(|parts| parts.len() == 1), "{:?}", manifest.tables);
+    // Of a table without rows there is no part.
+    let parts = |name: &str| usize::from(name != "kernels");
+    assert!(manifest.tables.iter().all(|(name, p)| p.len() == parts(name)), "{:?}", manifest.tables);
     // More parts were written than are left, and no file is left that does not belong to the trace.
     assert_ne!(manifest.tables["routes"][0].path, "routes/part-00000.parquet");
     let listed = manifest.tables.values().flatten().count();
