@@ -1,6 +1,6 @@
 //! What recording costs the decode loop: the built-in model with the trace writer on against off, in pairs.
 //!
-//! `cargo bench --bench recording [-- PAIRS]`. Each pair runs the same prompts twice, once into a trace and once into
+//! `cargo bench --bench recording [-- PAIRS] [kernels]`; with the word `kernels` the times of operations are recorded as well. Each pair runs the same prompts twice, once into a trace and once into
 //! nothing, the order changing from pair to pair; the ratio of the two wall times is one sample. The machine's drift is
 //! in both halves of a pair, so the median of the ratios is what to quote. Opening and closing the trace are not timed.
 
@@ -28,6 +28,7 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let pairs: usize = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(30);
+    let kernels = std::env::args().any(|arg| arg == "kernels");
     let checkpoint = Checkpoint::load(builtin::ling_nano())?;
     let prompts = workload::parse(DEMO_PROMPTS, Path::new("demo prompts"))?;
     let options = Options { max_new_tokens: 96, ignore_eos: true, ..Options::default() };
@@ -37,8 +38,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut ratios = Vec::new();
     for pair in 0..=pairs {
         let mut on = || -> Result<f64, Box<dyn Error>> {
-            let mut writer =
-                TraceWriter::create(&dir, record::run_facts(&plan, 0), &WriterOptions { force: true, ..WriterOptions::default() })?;
+            let mut writer = TraceWriter::create(
+                &dir,
+                record::run_facts(&plan, 0),
+                &WriterOptions { force: true, kernels, ..WriterOptions::default() },
+            )?;
             let seconds = seconds(&plan, &mut writer)?;
             writer.finish(Ending::Complete)?;
             Ok(seconds)

@@ -4,6 +4,7 @@
 use super::config::ModelConfig;
 use super::error::EngineError;
 use super::kda::{KdaScratch, KdaState};
+use super::laps::Laps;
 use super::matrix::Matrix;
 use super::mla::{MlaCache, MlaScratch};
 use super::moe::{self, Limits, MoeScratch};
@@ -12,7 +13,7 @@ use super::rope::Rope;
 use super::scratch::fit;
 use super::tap::ForwardTap;
 use super::weights::{Attention, LayerWeights, Mlp};
-use crate::trace::Module;
+use crate::trace::{Component, Module};
 
 /// What a layer remembers of the tokens before.
 #[derive(Debug)]
@@ -82,9 +83,11 @@ impl Place<'_> {
         s: &mut LayerScratch,
     ) -> Result<(), EngineError> {
         let config = self.config;
+        let mut laps = Laps::start(tap, self.module, Some(self.layer));
         let normed = fit(&mut s.normed, x.len());
         let branch = fit(&mut s.branch, x.len());
         rms_norm_rows(x, &w.input_norm, config.rms_eps, normed);
+        laps.lap(Component::Norm);
         let attended = match (&w.attention, state) {
             (Attention::Kda(w), LayerState::Kda(state)) => state.forward(w, config, normed, branch, &mut s.kda),
             (Attention::Mla(w), LayerState::Mla(cache)) => cache.forward(w, config, self.rope, normed, branch, &mut s.mla),
@@ -92,20 +95,29 @@ impl Place<'_> {
         };
         attended.and_then(|()| check(branch, "output")).map_err(|d| self.damaged("attention", d, w))?;
         add(x, branch);
-        tap.after_attention(self.module, self.layer, x);
+        laps.lap(match w.attention {
+            Attention::Kda(_) => Component::Kda,
+            Attention::Mla(_) => Component::Mla,
+        });
+        laps.tap.after_attention(self.module, self.layer, x);
 
         rms_norm_rows(x, &w.post_norm, config.rms_eps, normed);
+        laps.lap(Component::Norm);
         match &w.mlp {
-            Mlp::Dense(mlp) => moe::dense(mlp, normed, branch, &mut s.moe).map_err(|d| self.damaged("mlp", d, w))?,
+            Mlp::Dense(mlp) => {
+                moe::dense(mlp, normed, branch, &mut s.moe).map_err(|d| self.damaged("mlp", d, w))?;
+                laps.lap(Component::Dense);
+            }
             Mlp::Moe(moe) => {
-                let chosen = moe::moe(moe, config, self.limits, normed, branch, &mut s.moe).map_err(|d| self.damaged("mlp", d, w))?;
-                let weights = if tap.wants_weights() { chosen.weights } else { &[] };
-                tap.routed(self.module, self.layer, chosen.ids, weights);
+                let io = (&*normed, &mut *branch);
+                let chosen = moe::moe(moe, config, self.limits, io, &mut s.moe, &mut laps).map_err(|d| self.damaged("mlp", d, w))?;
+                let weights = if laps.tap.wants_weights() { chosen.weights } else { &[] };
+                laps.tap.routed(self.module, self.layer, chosen.ids, weights);
             }
         }
         check(branch, "output").map_err(|d| self.damaged("mlp", d, w))?;
         add(x, branch);
-        tap.after_layer(self.module, self.layer, x);
+        laps.tap.after_layer(self.module, self.layer, x);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ mod guard;
 pub mod inventory;
 mod kda;
 mod lanes;
+mod laps;
 mod layer;
 pub mod matmul;
 pub mod matrix;

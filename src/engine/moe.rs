@@ -5,11 +5,13 @@
 //! row's sum do not depend on which other rows are in the pass.
 
 use super::config::ModelConfig;
+use super::laps::Laps;
 use super::matmul::matmul;
 use super::norm::{Damage, check, swiglu};
 use super::router::Routing;
 use super::scratch::fit;
 use super::weights::{GatedMlp, MoeWeights};
+use crate::trace::Component;
 use rayon::prelude::*;
 
 /// Multiplications below which one thread does all experts.
@@ -72,7 +74,7 @@ fn gated(mlp: &GatedMlp, x: &[f32], out: &mut [f32], limit: f32, (gate, up): (&m
     Ok(())
 }
 
-/// Routes and runs the rows of `x` (normed, `[rows, H]`); `out` is `[rows, H]`.
+/// Routes and runs the rows of `x` (normed, `[rows, H]`); `out` is `[rows, H]`. Router, experts and shared expert are a lap each.
 ///
 /// # Errors
 /// Where a number stopped being finite.
@@ -80,9 +82,9 @@ pub(super) fn moe<'s>(
     w: &MoeWeights,
     config: &ModelConfig,
     limits: Limits,
-    x: &[f32],
-    out: &mut [f32],
+    (x, out): (&[f32], &mut [f32]),
     s: &'s mut MoeScratch,
+    laps: &mut Laps<'_>,
 ) -> Result<Chosen<'s>, Damage> {
     let hidden = config.hidden;
     let rows = x.len() / hidden;
@@ -115,6 +117,7 @@ pub(super) fn moe<'s>(
         slot_rows[*next] = i / k;
         *next += 1;
     }
+    laps.lap(Component::Router);
     // Each start has moved to the next expert's: expert e has slots ends[e-1]..ends[e].
     let ends = &*starts;
     let gathered = fit(&mut s.gathered, rows * k * hidden);
@@ -155,13 +158,16 @@ pub(super) fn moe<'s>(
         jobs.into_par_iter().with_max_len(1).try_for_each(run)?;
     }
 
+    laps.lap(Component::Experts);
     // The shared expert's output goes to `out`; the routed sum is formed first and comes before it.
     let size = rows * config.shared_inter;
     gated(&w.shared, x, out, limits.shared, (&mut gate[..size], &mut up[..size]))?;
+    laps.lap(Component::Shared);
     for (row, out) in out.chunks_exact_mut(hidden).enumerate() {
         let (slots, weights) = (&slots[row * k..][..k], &weights[row * k..][..k]);
         combine(slots, weights, outputs, out);
     }
+    laps.lap(Component::Experts);
     Ok(Chosen { ids, weights })
 }
 

@@ -6,6 +6,7 @@
 
 use super::config::ModelConfig;
 use super::error::EngineError;
+use super::laps::Laps;
 use super::layer::{LayerScratch, LayerState, Place};
 use super::matmul::matmul;
 use super::moe::Limits;
@@ -15,7 +16,7 @@ use super::scratch::fit;
 use super::session::{Forward, LogitRows, Output, embed};
 use super::tap::ForwardTap;
 use super::weights::{Attention, ModelWeights, MtpWeights};
-use crate::trace::Module;
+use crate::trace::{Component, Module};
 
 /// One timeline of the draft module, with a cache of its own.
 #[derive(Debug)]
@@ -88,6 +89,7 @@ impl<'m> Mtp<'m> {
                 self.len, config.max_position
             )));
         }
+        let mut laps = Laps::start(tap, Module::Draft, None);
         let embedded = fit(&mut self.embedded, rows * width);
         embed(config, self.weights, next_tokens, embedded)?;
         let joined = fit(&mut self.joined, rows * 2 * width);
@@ -100,12 +102,14 @@ impl<'m> Mtp<'m> {
         let x = fit(&mut self.residual, rows * width);
         matmul(&self.block.projection, joined, x);
         self.rope.prepare(self.len, rows);
+        laps.lap(Component::Embedding);
         // The block's experts are never clamped.
         let limits = Limits::default();
         let place = Place { config, rope: &self.rope, module: Module::Draft, layer: config.layers, limits };
         let norm = (&*self.block.final_norm, "the draft module's final_layernorm");
         let run = if rows == 0 { Ok(()) } else { place.forward(&self.block.layer, &mut self.state, x, tap, &mut self.scratch) };
-        let result = run.and_then(|()| self.output.run(config, self.weights, norm, x, logits));
+        let mut laps = Laps::start(tap, Module::Draft, None);
+        let result = run.and_then(|()| self.output.run(config, self.weights, norm, x, logits, &mut laps));
         match &result {
             Ok(_) => self.len += rows,
             Err(_) => self.state.truncate(self.len, 0),

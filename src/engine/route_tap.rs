@@ -1,7 +1,8 @@
-//! Collects one step's routed sets on their way out of the forward passes.
+//! Collects one step's routed sets, and its operations' times, on their way out of the forward passes.
 
 use super::ForwardTap;
-use crate::trace::{Module, StepRoutes};
+use super::clock::Clock;
+use crate::trace::{Component, KernelEvent, Module, StepRoutes};
 
 /// The tap of a generation: the target's rows of the pass, and of the drafter's passes the row that made a draft.
 #[derive(Debug)]
@@ -10,12 +11,19 @@ pub struct RouteTap {
     on: bool,
     weights: bool,
     draft: u16,
+    clock: Option<Clock>,
+    operations: Vec<KernelEvent>,
 }
 
 impl RouteTap {
     /// A tap for `k` experts per row that collects when `on`, with gate weights when `weights`.
     pub fn new(k: usize, on: bool, weights: bool) -> Self {
-        Self { routes: StepRoutes::new(k), on, weights, draft: 0 }
+        Self { routes: StepRoutes::new(k), on, weights, draft: 0, clock: None, operations: Vec::new() }
+    }
+
+    /// The tap, with operations timed by `clock` when there is one.
+    pub fn timed(self, clock: Option<Clock>) -> Self {
+        Self { clock, ..self }
     }
 
     /// Whether anything is collected.
@@ -28,6 +36,22 @@ impl RouteTap {
         self.draft = u16::try_from(draft).unwrap_or(u16::MAX);
     }
 
+    /// Runs `work` as an operation outside layers.
+    pub fn time<T>(&mut self, module: Module, component: Component, work: impl FnOnce() -> T) -> T {
+        let Some(clock) = self.clock else { return work() };
+        let begin = clock.now_ns();
+        let done = work();
+        self.operation(module, None, component, begin, clock.now_ns());
+        done
+    }
+
+    /// Hands over the operations that were timed; empty when none were wanted.
+    pub fn take_operations(&mut self) -> Vec<KernelEvent> {
+        // The next step has about as many.
+        let room = self.operations.len();
+        std::mem::replace(&mut self.operations, Vec::with_capacity(room))
+    }
+
     /// Hands over what was collected and starts anew.
     pub fn take(&mut self) -> StepRoutes {
         let k = self.routes.k;
@@ -38,6 +62,15 @@ impl RouteTap {
 impl ForwardTap for RouteTap {
     fn wants_weights(&self) -> bool {
         self.on && self.weights
+    }
+
+    fn clock(&self) -> Option<Clock> {
+        self.clock
+    }
+
+    fn operation(&mut self, module: Module, layer: Option<usize>, component: Component, begin_ns: i64, end_ns: i64) {
+        let layer = layer.map(|layer| u16::try_from(layer).unwrap_or(u16::MAX));
+        self.operations.push(KernelEvent::cpu(module, layer, component, begin_ns, end_ns));
     }
 
     fn routed(&mut self, module: Module, layer: usize, ids: &[u16], weights: &[f32]) {
@@ -73,6 +106,21 @@ mod tests {
         let blocks: Vec<_> = routes.blocks.iter().map(|b| (b.module, b.layer, b.first_row, b.rows)).collect();
         assert_eq!(blocks, [(Module::Draft, 6, 0, 1), (Module::Draft, 6, 1, 1), (Module::Target, 1, 0, 2)]);
         assert!(tap.take().blocks.is_empty());
+    }
+
+    #[test]
+    fn operations_are_kept_only_with_a_clock() {
+        let mut tap = RouteTap::new(2, true, false);
+        assert_eq!(tap.time(Module::Target, Component::Sampling, || 7), 7);
+        assert!(tap.clock().is_none() && tap.take_operations().is_empty());
+        let mut tap = tap.timed(Some(Clock::start()));
+        assert_eq!(tap.time(Module::Draft, Component::Sampling, || 7), 7);
+        tap.operation(Module::Target, Some(3), Component::Experts, 10, 30);
+        let operations = tap.take_operations();
+        let names: Vec<_> = operations.iter().map(|o| (o.layer, o.name.as_ref())).collect();
+        assert_eq!(names, [(None, "cpu.draft.sampling"), (Some(3), "cpu.experts")]);
+        assert_eq!((operations[1].begin_ns, operations[1].end_ns), (10, 30));
+        assert!(tap.take_operations().is_empty());
     }
 
     #[test]

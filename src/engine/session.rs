@@ -11,6 +11,7 @@
 
 use super::config::ModelConfig;
 use super::error::EngineError;
+use super::laps::Laps;
 use super::layer::{LayerScratch, LayerState, Place, damaged_row};
 use super::matmul::matmul;
 use super::moe::Limits;
@@ -19,7 +20,7 @@ use super::rope::Rope;
 use super::scratch::fit;
 use super::tap::ForwardTap;
 use super::weights::ModelWeights;
-use crate::trace::Module;
+use crate::trace::{Component, Module};
 
 /// Which rows of a pass get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,12 +88,14 @@ impl Output {
         (norm, norm_name): (&[f32], &str),
         x: &[f32],
         wanted: LogitRows,
+        laps: &mut Laps<'_>,
     ) -> Result<Forward<'a>, EngineError> {
         let hidden = fit(&mut self.hidden, x.len());
         rms_norm_rows(x, norm, config.rms_eps, hidden);
         if !all_finite(hidden) {
             return Err(EngineError::NotFinite { what: format!("output of {norm_name}") });
         }
+        laps.lap(Component::Norm);
         let rows = x.len() / config.hidden;
         let first = match wanted {
             LogitRows::All => 0,
@@ -104,6 +107,9 @@ impl Output {
         if !all_finite(logits) {
             let row = damaged_row(&weights.head).map(|row| format!(" (lm_head.weight, row {row})"));
             return Err(EngineError::NotFinite { what: format!("logits{}", row.unwrap_or_default()) });
+        }
+        if !logits.is_empty() {
+            laps.lap(Component::Head);
         }
         Ok(Forward { logits, hidden, vocab: config.vocab, width: config.hidden })
     }
@@ -165,7 +171,9 @@ impl<'m> Session<'m> {
         let before = self.pending;
         self.pending += tokens.len();
         let rows = &self.residual[..tokens.len() * self.config.hidden];
-        let result = self.output.run(self.config, self.weights, (&self.weights.final_norm, "model.norm"), rows, logits);
+        let mut laps = Laps::start(tap, Module::Target, None);
+        let norm = (&*self.weights.final_norm, "model.norm");
+        let result = self.output.run(self.config, self.weights, norm, rows, logits, &mut laps);
         if result.is_err() {
             for state in &mut self.states {
                 state.truncate(self.committed, before);
@@ -187,11 +195,13 @@ impl<'m> Session<'m> {
             )));
         }
         let x = fit(&mut self.residual, tokens.len() * config.hidden);
+        let mut laps = Laps::start(tap, Module::Target, None);
         embed(config, self.weights, tokens, x)?;
         if tokens.is_empty() {
             return Ok(());
         }
         self.rope.prepare(first, tokens.len());
+        laps.lap(Component::Embedding);
         for (layer, (w, state)) in self.weights.layers.iter().zip(&mut self.states).enumerate() {
             let limit = |list: &[f32]| list.get(layer).copied().unwrap_or(0.0);
             let limits = Limits { expert: limit(&config.expert_limits), shared: limit(&config.shared_limits) };

@@ -22,7 +22,7 @@ use super::sampling::{Sampler, Sampling, argmax};
 use super::session::{LogitRows, Session};
 use super::verify::{self, Verdict};
 use super::{EngineError, ModelConfig, ModelWeights};
-use crate::trace::{FinishReason, Phase, Probe, StepEvent, TraceError};
+use crate::trace::{Component, FinishReason, Module, Phase, Probe, StepEvent, TraceError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why a generation ended before its time.
@@ -124,7 +124,8 @@ impl<'m> Speculator<'m> {
             finish: None,
             baseline_done: 0,
             sampler: Sampler::new(self.settings.sampling, u64::from(request.request_id)),
-            tap: RouteTap::new(self.config.experts_per_token, probe.wants_routes(), probe.wants_weights()),
+            tap: RouteTap::new(self.config.experts_per_token, probe.wants_routes(), probe.wants_weights())
+                .timed(probe.wants_kernels().then_some(self.clock)),
         };
         self.prefill(&mut timeline, probe, stop)?;
         let mut after_baseline = false;
@@ -138,7 +139,7 @@ impl<'m> Speculator<'m> {
             after_baseline = baseline;
             timeline.baseline_done += usize::from(baseline);
             let step = self.step(&mut timeline, baseline)?;
-            probe.step(step)?;
+            timeline.hand_over(step, probe)?;
         }
         Ok(Generated {
             tokens: timeline.history.split_off(request.prompt.len()),
@@ -162,13 +163,14 @@ impl<'m> Speculator<'m> {
             let last = done == prompt.len();
             let pass = self.session.forward(chunk, if last { LogitRows::Last } else { LogitRows::None }, &mut timeline.tap)?;
             let forwarded = self.clock.now_ns();
-            let first = last.then(|| timeline.sampler.pick(pass.logits));
+            let Timeline { sampler, tap, .. } = timeline;
+            let first = last.then(|| tap.time(Module::Target, Component::Sampling, || sampler.pick(pass.logits)));
             let mut next_tokens = prompt[done + 1 - chunk.len()..(done + 1).min(prompt.len())].to_vec();
             next_tokens.extend(first);
             let sampled = self.clock.now_ns();
             self.drafter.observe(&next_tokens, pass.hidden)?;
             let drafted = self.clock.now_ns();
-            self.session.commit(chunk.len());
+            timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(chunk.len()));
             let emitted_tokens = first.map_or_else(Vec::new, |token| timeline.emit(&[token], &self.settings));
             let step = StepEvent {
                 step_id: self.next_step,
@@ -188,7 +190,7 @@ impl<'m> Speculator<'m> {
                 routes: timeline.tap.take(),
             };
             self.next_step += 1;
-            probe.step(step)?;
+            timeline.hand_over(step, probe)?;
         }
         Ok(())
     }
@@ -214,7 +216,8 @@ impl<'m> Speculator<'m> {
         let forwarded = self.clock.now_ns();
 
         // 3. accept
-        let verdict = judge(&drafts, pass.logits, self.config.vocab, &mut timeline.sampler);
+        let (vocab, Timeline { sampler, tap, .. }) = (self.config.vocab, &mut *timeline);
+        let verdict = tap.time(Module::Target, Component::Sampling, || judge(&drafts, pass.logits, vocab, sampler));
         let kept = verdict.accepted + 1;
         let mut new_tokens = drafts.tokens[..verdict.accepted].to_vec();
         new_tokens.push(verdict.next);
@@ -223,7 +226,7 @@ impl<'m> Speculator<'m> {
         let observing = self.clock.now_ns();
         self.drafter.observe(&new_tokens, &pass.hidden[..kept * self.config.hidden])?;
         let observed = self.clock.now_ns();
-        self.session.commit(kept);
+        timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(kept));
 
         // 5. emit
         let emitted_tokens = timeline.emit(&new_tokens, &self.settings);
@@ -262,6 +265,13 @@ fn judge(drafts: &Drafts, logits: &[f32], vocab: usize, sampler: &mut Sampler) -
 }
 
 impl Timeline<'_> {
+    /// Gives the probe a step and its operations.
+    fn hand_over(&mut self, step: StepEvent, probe: &mut dyn Probe) -> Result<(), TraceError> {
+        let (step_id, operations) = (step.step_id, self.tap.take_operations());
+        probe.step(step)?;
+        if operations.is_empty() { Ok(()) } else { probe.kernels(step_id, operations) }
+    }
+
     /// Adds tokens to the output until one ends the request; returns those that were added.
     fn emit(&mut self, tokens: &[u32], settings: &Settings) -> Vec<u32> {
         let mut emitted = Vec::with_capacity(tokens.len());

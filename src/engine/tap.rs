@@ -1,12 +1,24 @@
 //! What a forward pass shows while it runs.
 
-use crate::trace::Module;
+use super::clock::Clock;
+use crate::trace::{Component, Module};
 
 /// A receiver of a pass's inner values. Every method has an empty default: a tap takes what it wants.
 pub trait ForwardTap {
     /// Whether [`ForwardTap::routed`] should be given gate weights.
     fn wants_weights(&self) -> bool {
         false
+    }
+
+    /// The clock that operations are timed by; `None` when their times are not wanted, and then nobody looks at one.
+    fn clock(&self) -> Option<Clock> {
+        None
+    }
+
+    /// An operation has ended: its begin and end by [`ForwardTap::clock`], ns. `layer` is `None` outside layers. An
+    /// operation that several threads share counts once, from its first to its last instruction.
+    fn operation(&mut self, module: Module, layer: Option<usize>, component: Component, begin_ns: i64, end_ns: i64) {
+        let _ = (module, layer, component, begin_ns, end_ns);
     }
 
     /// One routed layer's choice for the pass's rows. `ids` is `[rows, k]` in rank order;

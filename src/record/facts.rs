@@ -3,6 +3,7 @@
 use super::Plan;
 use crate::engine::Checkpoint;
 use crate::engine::drafter::DraftKind;
+use crate::engine::forecast::StepBytes;
 use crate::engine::tensors::Component;
 use crate::engine::weights::{Mlp, MoeWeights};
 use crate::trace::manifest::{
@@ -55,7 +56,11 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         started_unix_ns,
         ended_unix_ns: None,
         model: model_shape(plan.checkpoint),
-        drafter: DrafterInfo { kind: options.draft.as_str().to_owned(), draft_len: small(draft_len) },
+        drafter: DrafterInfo {
+            kind: options.draft.as_str().to_owned(),
+            draft_len: small(draft_len),
+            bytes_per_draft: bytes_per_draft(plan.checkpoint, options.draft),
+        },
         sampling: SamplingInfo {
             temperature: options.sampling.temperature,
             top_p: options.sampling.top_p,
@@ -77,6 +82,14 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         text_stored: options.store_text,
         warnings: Vec::new(),
         tables: BTreeMap::new(),
+    }
+}
+
+/// Weight bytes of one draft: a pass of the MTP block and the head; a lookup reads no weights.
+fn bytes_per_draft(checkpoint: &Checkpoint, draft: DraftKind) -> Option<u64> {
+    match draft {
+        DraftKind::Mtp => StepBytes::new(&checkpoint.config, &checkpoint.inventory, 0).draft_pass.map(|bytes| bytes as u64),
+        DraftKind::Ngram | DraftKind::None => Some(0),
     }
 }
 

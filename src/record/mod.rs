@@ -3,13 +3,16 @@
 //! [`Plan::new`] checks everything that can be wrong with the input, before anything is created; [`run`] then runs the
 //! plan's requests into any [`crate::trace::Probe`], and [`record`] runs it into a trace.
 
+mod bandwidth;
 mod error;
 mod facts;
 pub mod machine;
 mod plan;
 mod run;
+pub mod sweep;
 pub mod workload;
 
+pub use bandwidth::copy_gb_per_s;
 pub use error::RecordError;
 pub use facts::{model_shape, run_facts};
 pub use plan::{MAX_PREFILL_CHUNK, Options, Plan, PlannedRequest};

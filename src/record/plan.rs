@@ -34,6 +34,8 @@ pub struct Options {
     pub router_weights: bool,
     /// Whether prompt and output text are recorded.
     pub store_text: bool,
+    /// Whether the times of the engine's operations are recorded.
+    pub kernels: bool,
 }
 
 impl Default for Options {
@@ -48,6 +50,7 @@ impl Default for Options {
             prefill_chunk: 512,
             router_weights: false,
             store_text: false,
+            kernels: true,
         }
     }
 }

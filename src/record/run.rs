@@ -1,5 +1,6 @@
 //! Runs a plan's requests one after the other, into a probe or into a trace.
 
+use super::bandwidth::copy_gb_per_s;
 use super::facts::run_facts;
 use super::{Plan, RecordError};
 use crate::engine::clock::Clock;
@@ -7,7 +8,9 @@ use crate::engine::drafter::DraftKind;
 use crate::engine::speculate::{Request, Speculator};
 use crate::trace::manifest::Warning;
 use crate::trace::telemetry::{HostSampler, SAMPLE_INTERVAL};
-use crate::trace::{Ending, FinishReason, Manifest, Phase, Probe, RequestEvent, StepEvent, TraceError, TraceWriter, WriterOptions};
+use crate::trace::{
+    Ending, FinishReason, KernelEvent, Manifest, Phase, Probe, RequestEvent, StepEvent, TraceError, TraceWriter, WriterOptions,
+};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,7 +60,7 @@ pub struct Progress {
 pub struct Recording {
     /// What was done.
     pub totals: Totals,
-    /// The trace's last manifest.
+    /// The trace's last manifest; of a run that was stopped before its first step, which leaves no trace, the facts.
     pub manifest: Manifest,
 }
 
@@ -85,6 +88,14 @@ impl Probe for Tally<'_> {
 
     fn wants_routes(&self) -> bool {
         self.inner.wants_routes()
+    }
+
+    fn wants_kernels(&self) -> bool {
+        self.inner.wants_kernels()
+    }
+
+    fn kernels(&mut self, step_id: u32, kernels: Vec<KernelEvent>) -> Result<(), TraceError> {
+        self.inner.kernels(step_id, kernels)
     }
 
     fn step(&mut self, step: StepEvent) -> Result<(), TraceError> {
@@ -171,7 +182,8 @@ pub fn run(
     Ok(tally.totals)
 }
 
-/// Runs the plan into a trace at `dir`. A stopped or failed run leaves a trace that is closed and says why it ends there.
+/// Runs the plan into a trace at `dir`. A stopped or failed run leaves a trace that is closed and says why it ends there;
+/// without a step it leaves nothing, and a trace that `force` was to replace is still there.
 ///
 /// # Errors
 /// When the directory cannot be claimed or written, or a pass fails.
@@ -184,8 +196,11 @@ pub fn record(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Recording, RecordError> {
     let clock = Clock::start();
-    let facts = run_facts(plan, clock.started_ns());
-    let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, ..WriterOptions::default() })?;
+    let mut facts = run_facts(plan, clock.started_ns());
+    let kernels = plan.options.kernels;
+    // What the experts' times are compared with; without them it would only delay the start.
+    facts.instrumentation.copy_gb_per_s = kernels.then(copy_gb_per_s).flatten();
+    let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, kernels, ..WriterOptions::default() })?;
     let sampler = telemetry.then(|| HostSampler::start(writer.telemetry(), SAMPLE_INTERVAL)).transpose()?;
     let ended = run(plan, clock, &mut writer, stop, progress);
     drop(sampler);
@@ -193,13 +208,18 @@ pub fn record(
         Ok(totals) => {
             let warnings = warnings(plan, &totals);
             writer.facts_mut().warnings.extend(warnings);
+            if totals.steps == 0 && totals.interrupted {
+                let manifest = writer.facts_mut().clone();
+                writer.abandon("interrupted".to_owned())?;
+                return Ok(Recording { totals, manifest });
+            }
             let ending = if totals.interrupted { Ending::Incomplete("interrupted".to_owned()) } else { Ending::Complete };
             let manifest = writer.finish(ending)?;
             Ok(Recording { totals, manifest })
         }
         Err(error) => {
             // The run's own error is the one to tell; the writer's, if it failed as well, is the same or follows from it.
-            let _ = writer.finish(Ending::Incomplete(format!("failed: {error}")));
+            let _ = writer.abandon(format!("failed: {error}"));
             Err(error)
         }
     }

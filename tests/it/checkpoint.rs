@@ -280,7 +280,7 @@ fn an_index_cannot_leave_the_directory() {
         assert!(text.contains("weight_map") && text.contains("lm_head.weight"), "{file}: {text}");
     }
     fs::write(&index, json!({"weight_map": {"lm_head.weight": "absent.safetensors"}}).to_string()).unwrap();
-    assert!(error(dir.path()).contains("absent.safetensors: cannot open"));
+    assert!(error(dir.path()).contains("absent.safetensors: is not there"));
     fs::write(&index, "{\"weight_map\": {}}").unwrap();
     assert!(error(dir.path()).contains("empty"));
     fs::write(&index, "[").unwrap();
@@ -326,7 +326,7 @@ fn quantised_companions_must_fit() {
 fn a_place_that_is_no_checkpoint_says_so() {
     let dir = tempfile::tempdir().unwrap();
     assert!(error(&dir.path().join("absent")).contains("does not exist"));
-    assert!(error(dir.path()).contains("config.json: cannot open"));
+    assert!(error(dir.path()).contains("config.json: is not there"));
     fs::create_dir(dir.path().join("config.json")).unwrap();
     assert!(error(dir.path()).contains("not a regular file"));
 }

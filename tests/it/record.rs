@@ -4,7 +4,7 @@ use crate::speculation::NANO;
 use assert_cmd::Command;
 use specprof::record::{Options, Plan, record, workload};
 use specprof::trace::manifest::{Verification, WindowCompleteness};
-use specprof::trace::{FinishReason, Phase, Trace, validate};
+use specprof::trace::{Component, FinishReason, Module, Phase, Trace, validate};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -80,6 +80,41 @@ fn a_recording_is_a_valid_trace_and_says_where_it_is() {
     std::fs::write(dir.path().join("mine/file"), "x").unwrap();
     specprof(dir.path()).args(again).args(["--out", "mine", "--force"]).assert().code(2);
     assert!(dir.path().join("mine/file").exists());
+}
+
+#[test]
+fn operations_are_timed_by_step_layer_and_component_unless_switched_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--prompt", "import os\n", "--max-new-tokens", "24", "--ignore-eos", "--baseline-steps", "2"];
+    specprof(dir.path()).args(args).args(["--out", "on"]).assert().code(0);
+    specprof(dir.path()).args(args).args(["--out", "off", "--kernels", "off"]).assert().code(0);
+    let open = |name: &str| Trace::open(&dir.path().join(name)).unwrap();
+    let (on, off) = (open("on"), open("off"));
+    assert_eq!(on.manifest().token_hash, off.manifest().token_hash, "looking at the clock changes no token");
+    assert!(!off.has_kernels() && off.manifest().instrumentation.copy_gb_per_s.is_none());
+    assert!(on.manifest().instrumentation.copy_gb_per_s.unwrap() > 0.0);
+    for trace in [&on, &off] {
+        assert_eq!(validate(trace).unwrap().failed(), 0, "{:#?}", validate(trace).unwrap());
+    }
+    let steps = on.steps().unwrap();
+    let kernels = on.kernels().unwrap();
+    assert!(kernels.iter().all(|(_, k)| k.name.starts_with("cpu.") && k.grid.is_none() && k.stream.is_none()));
+    for i in 0..steps.len() {
+        let of_step: Vec<_> = kernels.iter().filter(|k| k.0 == steps.step_id[i]).map(|k| &k.1).collect();
+        // One after the other, all within the step.
+        assert!(of_step.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "step {i}: {of_step:?}");
+        assert!(of_step[0].begin_ns >= steps.host_begin_ns[i] && of_step.last().unwrap().end_ns <= steps.host_end_ns[i]);
+        let count = |component: Component, layer: Option<u16>| {
+            of_step.iter().filter(|k| k.component == component && k.layer == layer && k.module == Module::Target).count()
+        };
+        let moe = &on.manifest().model.moe_layers;
+        assert!(moe.iter().all(|&l| count(Component::Experts, Some(l)) == 2 && count(Component::Router, Some(l)) == 1));
+        assert!(moe.iter().all(|&l| count(Component::Kda, Some(l)) + count(Component::Mla, Some(l)) == 1));
+        assert_eq!((count(Component::Dense, Some(0)), count(Component::Head, None), count(Component::Commit, None)), (1, 1, 1));
+        let drafts = of_step.iter().filter(|k| k.name == "cpu.draft.head").count();
+        assert_eq!(drafts, if steps.phase[i] == Phase::Verify { 3 } else { 0 }, "a head pass a draft");
+        assert!(of_step.iter().all(|k| (k.module == Module::Draft) == (k.component == Component::Draft)));
+    }
 }
 
 #[test]
@@ -212,6 +247,9 @@ fn the_demo_needs_nothing_and_leaves_nothing() {
     assert!(begin.elapsed() < Duration::from_secs(60), "the demo took {:?}", begin.elapsed());
     let stdout = String::from_utf8_lossy(&out.get_output().stdout).into_owned();
     assert!(stdout.contains("ling-nano") && stdout.contains("layer"), "{stdout}");
+    for cost in ["CPU wall times", "per distinct expert", "component", "unattributed", "whole step"] {
+        assert!(stdout.contains(cost), "{cost} in {stdout}");
+    }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the demo left something behind");
     demo().args(["--out", "kept"]).assert().code(0);
     let trace = Trace::open(&dir.path().join("kept")).unwrap();

@@ -11,6 +11,7 @@ use crate::engine::mtp::Mtp;
 use crate::engine::sampling::{argmax, inverse_cdf, softmax_of};
 use crate::engine::session::LogitRows;
 use crate::engine::verify::DraftDist;
+use crate::trace::{Component, Module};
 
 /// Observed rows that may wait for the next proposal. Longer runs, prompts above all, are put into the cache at once:
 /// their hidden states would fill the memory.
@@ -67,7 +68,7 @@ impl Drafter for MtpDrafter<'_> {
         }
         tap.begin_draft(0);
         let out = self.mtp.extend(&self.waiting, &self.waiting_hidden, LogitRows::Last, tap)?;
-        drafts.push(out.logits, sampler);
+        tap.time(Module::Draft, Component::Sampling, || drafts.push(out.logits, sampler));
         self.link.clear();
         self.link.extend_from_slice(&out.hidden[out.hidden.len() - self.width..]);
         self.waiting.clear();
@@ -76,7 +77,7 @@ impl Drafter for MtpDrafter<'_> {
         for draft in 1..limit {
             tap.begin_draft(draft);
             let out = self.mtp.extend(&drafts.tokens[draft - 1..], &self.link, LogitRows::Last, tap)?;
-            drafts.push(out.logits, sampler);
+            tap.time(Module::Draft, Component::Sampling, || drafts.push(out.logits, sampler));
             self.link.copy_from_slice(out.hidden);
         }
         self.mtp.truncate(observed);

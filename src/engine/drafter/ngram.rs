@@ -6,6 +6,7 @@
 
 use super::{Drafter, Drafts, EngineError, RouteTap, Sampler};
 use crate::engine::verify::DraftDist;
+use crate::trace::{Component, Module};
 
 /// Longest suffix that is looked up.
 pub const MAX_SUFFIX: usize = 4;
@@ -23,8 +24,8 @@ impl Drafter for NgramDrafter {
         Ok(())
     }
 
-    fn propose(&mut self, history: &[u32], limit: usize, sampler: &mut Sampler, _: &mut RouteTap) -> Result<Drafts, EngineError> {
-        let tokens = lookup(history, limit).to_vec();
+    fn propose(&mut self, history: &[u32], limit: usize, sampler: &mut Sampler, tap: &mut RouteTap) -> Result<Drafts, EngineError> {
+        let tokens = tap.time(Module::Draft, Component::Draft, || lookup(history, limit).to_vec());
         // Drafts were not drawn from anything: q is one-hot, and no probability of them is known.
         let dists = if sampler.is_greedy() { Vec::new() } else { vec![DraftDist::OneHot; tokens.len()] };
         Ok(Drafts { tokens, dists, probs: None })
