@@ -5,19 +5,26 @@ use super::counts::{COVERAGE_ONE, LoadCounts, RequestSums, WindowCounts};
 use super::frames::{self, By, NarrowRow};
 use super::pass::{PassCounts, Plan};
 use super::stats::Ratios;
-use super::{AnalysisError, Input, Options, formulas, warnings};
+use super::{AnalysisError, Input, Options, Wanted, advise, formulas, groups, warnings};
 use crate::metric::Interval;
 use crate::metric::report::{
-    DraftLayer, DraftReport, LayerReport, Load, Overall, Report, RequestReport, RunFacts, SCHEMA, Spread, Totals, WindowStats,
+    self, DraftLayer, DraftReport, LayerReport, Load, Overall, Report, RequestReport, RunFacts, SCHEMA, Spread, Totals, WindowStats,
 };
 use crate::trace::Phase;
 use crate::trace::manifest::{Manifest, WindowCompleteness};
+use std::collections::BTreeMap;
 
 /// Makes the report of what the pass counted.
 ///
 /// # Errors
 /// When the data-frame engine fails.
-pub fn assemble(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, options: &Options) -> Result<Report, AnalysisError> {
+pub fn assemble(
+    input: &Input<'_>,
+    plan: &Plan<'_>,
+    counts: &PassCounts,
+    options: &Options,
+    wanted: &Wanted,
+) -> Result<Report, AnalysisError> {
     let dominant = dominant_rows(counts);
     let builder = Builder { plan, counts, options };
     let groups: Vec<(usize, Vec<WindowStats>, WindowStats)> =
@@ -36,6 +43,7 @@ pub fn assemble(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, options
             experts: plan.experts as u16,
             stats: of(true).next().unwrap_or_else(|| empty(dominant.unwrap_or(0))),
             load: load.and_then(formulas::load),
+            load_by_expert: load.filter(|l| l.rows > 0).map(|l| l.by_expert.clone()),
             mass_coverage: dominant.and_then(|rows| coverage(builder.counts_of(rows, slot)?)),
             time: None,
             cost: None,
@@ -60,16 +68,28 @@ pub fn assemble(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, options
         acceptance: acceptance(plan.steps, options.resamples, options.seed),
         layers,
         overall,
-        draft: draft(counts),
-        by_request: by_request(plan, &grouped(By::Request)?),
+        draft: routers(&counts.draft),
+        prefill: routers(&counts.prefill),
+        by_request: by_request(plan, counts, dominant, &grouped(By::Request)?),
+        telemetry: None,
         cost: None,
         advice: None,
+        groups: None,
+        expert_parallel: None,
         warnings: Vec::new(),
     };
     if input.manifest.window_completeness == WindowCompleteness::AcceptedOnly {
         forget_rejected(&mut report);
     }
-    report.warnings = warnings::of(input, counts, &report);
+    let limits = super::cost::fill(&mut report, input, plan, counts, options)?;
+    if let Some(by) = &wanted.by {
+        report.groups = Some(groups::groups(input, plan, counts, &report.layers, dominant, by, options)?);
+    }
+    let advice = dominant.and_then(|rows| advise::advice(input, plan, counts, rows, &report, options, wanted));
+    report.warnings = warnings::of(input, plan, counts, &report, advice.as_ref());
+    report.warnings.extend(limits);
+    // Plain numbers and texts: this cannot fail.
+    report.advice = advice.and_then(|advice| serde_json::to_value(advice).ok());
     Ok(report)
 }
 
@@ -142,6 +162,7 @@ impl Builder<'_> {
             // What rejected rows add up to is what the kept rows had not touched: the wasted experts.
             marginal_rejected: ratio(counts.wasted, counts.rejected_rows),
             wasted_mean: ratio(counts.wasted, windows),
+            wasted_by_row: (windows > 0).then(|| counts.wasted_by_row.iter().map(|&w| mean(w)).collect()),
             pairwise: formulas::pairwise(counts),
             lag_overlap_frac: formulas::by_lag(counts, |o, k| o / k),
             lag_jaccard: formulas::by_lag(counts, |o, k| o / (2.0 * k - o)),
@@ -166,6 +187,7 @@ fn empty(rows: usize) -> WindowStats {
         marginal_kept: None,
         marginal_rejected: None,
         wasted_mean: None,
+        wasted_by_row: None,
         pairwise: None,
         lag_overlap_frac: None,
         lag_jaccard: None,
@@ -225,9 +247,9 @@ fn overall(
     })
 }
 
-fn draft(counts: &PassCounts) -> Option<DraftReport> {
+fn routers(loads: &BTreeMap<u16, LoadCounts>) -> Option<DraftReport> {
     let layer = |(&layer, load): (&u16, &LoadCounts)| DraftLayer { layer, rows: load.rows, load: formulas::load(load) };
-    (!counts.draft.is_empty()).then(|| DraftReport { layers: counts.draft.iter().map(layer).collect() })
+    (!loads.is_empty()).then(|| DraftReport { layers: loads.iter().map(layer).collect() })
 }
 
 /// The narrow frame: one row per request, layer and number of rows that has windows.
@@ -248,8 +270,8 @@ fn narrow(plan: &Plan<'_>, counts: &PassCounts) -> Vec<NarrowRow> {
     counts.sums.iter().flat_map(of).collect()
 }
 
-fn by_request(plan: &Plan<'_>, groups: &[frames::Group]) -> Vec<RequestReport> {
-    let report = |span: &super::steps::RequestSpan| {
+fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>, groups: &[frames::Group]) -> Vec<RequestReport> {
+    let report = |(at, span): (u32, &super::steps::RequestSpan)| {
         let group = groups.binary_search_by_key(&span.request_id, |g| g.key).ok().and_then(|at| groups.get(at));
         RequestReport {
             request_id: span.request_id,
@@ -257,9 +279,21 @@ fn by_request(plan: &Plan<'_>, groups: &[frames::Group]) -> Vec<RequestReport> {
             tokens_per_step: (span.verify_steps > 0).then(|| (span.accepted + span.verify_steps) as f64 / span.verify_steps as f64),
             union_mean: group.and_then(frames::Group::union_mean),
             wasted_mean: group.filter(|g| g.windows > 0).map(|g| g.wasted as f64 / g.windows as f64),
+            accepted: Some(span.accepted),
+            sums: dominant.map(|rows| sums_by_layer(plan, counts, (at, rows))),
+            identity: None,
         }
     };
-    plan.steps.requests.iter().map(report).collect()
+    (0u32..).zip(&plan.steps.requests).map(report).collect()
+}
+
+/// What a request adds to the layers' means: zeros where it has no window.
+fn sums_by_layer(plan: &Plan<'_>, counts: &PassCounts, key: (u32, usize)) -> report::RequestSums {
+    let none = vec![RequestSums::default(); plan.layers.len()];
+    let found = counts.sums.binary_search_by_key(&key, |(k, _)| *k).ok().and_then(|at| counts.sums.get(at));
+    let sums = found.map_or(&none, |(_, sums)| sums);
+    let column = |of: fn(&RequestSums) -> u64| sums.iter().map(of).collect();
+    report::RequestSums { windows: column(|s| s.windows), union: column(|s| s.union), wasted: Some(column(|s| s.wasted)) }
 }
 
 /// In a trace of kept rows only, nothing is known of rejected ones.
@@ -268,16 +302,20 @@ fn forget_rejected(report: &mut Report) {
     let all = report.overall.iter_mut().flat_map(|o| std::iter::once(&mut o.stats).chain(&mut o.by_rows));
     for stats in stats.chain(all) {
         stats.wasted_mean = None;
+        stats.wasted_by_row = None;
         stats.marginal_rejected = None;
     }
     for request in &mut report.by_request {
         request.wasted_mean = None;
+        if let Some(sums) = &mut request.sums {
+            sums.wasted = None;
+        }
     }
 }
 
 fn totals(input: &Input<'_>) -> Totals {
     let of = |phase: Phase| input.steps.iter().filter(|s| s.phase == phase).count() as u64;
-    let mut requests: Vec<u32> = input.requests.iter().copied().chain(input.steps.iter().map(|s| s.request_id)).collect();
+    let mut requests: Vec<u32> = input.requests.iter().map(|r| r.request_id).chain(input.steps.iter().map(|s| s.request_id)).collect();
     requests.sort_unstable();
     requests.dedup();
     Totals {

@@ -27,9 +27,11 @@ pub struct WindowCounts {
     pub kept_rows: u64,
     /// Sum over windows of the experts that only rejected rows touched.
     pub wasted: u64,
+    /// Entry i: the part of `wasted` that row i added.
+    pub wasted_by_row: Vec<u64>,
     /// Number of rejected rows.
     pub rejected_rows: u64,
-    /// `[pairs][k + 1]`: windows in which the pair shares o experts. Empty beyond [`MAX_PAIR_ROWS`].
+    /// `[pairs][k + 1]`: windows in which the pair shares o experts. Empty where pairs are not counted.
     pub pair_hist: Vec<u64>,
     /// Entry u: of windows with a union of u and a previous window, sum of the experts that both have.
     pub reuse_shared: Vec<u64>,
@@ -39,6 +41,8 @@ pub struct WindowCounts {
     pub coverage: Vec<u128>,
     /// Windows that had gate weights.
     pub coverage_windows: u64,
+    /// Windows that had gate weights of which no coverage can be made: none above 0, or one that is no number of at least 0.
+    pub coverage_left_out: u64,
 }
 
 impl WindowCounts {
@@ -54,13 +58,26 @@ impl WindowCounts {
             kept_experts: 0,
             kept_rows: 0,
             wasted: 0,
+            wasted_by_row: vec![0; rows],
             rejected_rows: 0,
             pair_hist: vec![0; if rows <= MAX_PAIR_ROWS { pairs(rows) * (k + 1) } else { 0 }],
             reuse_shared: vec![0; unions],
             reuse_windows: vec![0; unions],
             coverage: Vec::new(),
             coverage_windows: 0,
+            coverage_left_out: 0,
         }
+    }
+
+    /// The same without pairs.
+    pub fn without_pairs(mut self) -> Self {
+        self.pair_hist = Vec::new();
+        self
+    }
+
+    /// How many numbers it holds.
+    pub fn cells(&self) -> usize {
+        3 * self.union_hist.len() + 2 * self.marginal.len() + self.pair_hist.len() + 2 * self.coverage.len()
     }
 
     /// Adds the windows of `other`, which has the same rows, k and experts.
@@ -72,8 +89,10 @@ impl WindowCounts {
         self.wasted += other.wasted;
         self.rejected_rows += other.rejected_rows;
         self.coverage_windows += other.coverage_windows;
+        self.coverage_left_out += other.coverage_left_out;
         add(&mut self.union_hist, &other.union_hist);
         add(&mut self.marginal, &other.marginal);
+        add(&mut self.wasted_by_row, &other.wasted_by_row);
         add(&mut self.pair_hist, &other.pair_hist);
         add(&mut self.reuse_shared, &other.reuse_shared);
         add(&mut self.reuse_windows, &other.reuse_windows);

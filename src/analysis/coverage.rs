@@ -42,6 +42,7 @@ impl Coverage {
         self.sorted.sort_unstable_by(|a, b| b.total_cmp(a));
         let total: f64 = self.sorted.iter().sum();
         if !(total > 0.0 && total.is_finite()) {
+            counts.coverage_left_out += 1;
             return;
         }
         let slots = ids.len();
@@ -71,7 +72,7 @@ mod tests {
         // No mass, or no number: not a window of the curve, and no trace of it in the next one.
         coverage.add(&[0, 1, 0, 2], &[0.0; 4], &mut counts, 1000.0);
         coverage.add(&[0, 1, 0, 2], &[f32::NAN, 0.25, 0.5, 0.5], &mut counts, 1000.0);
-        assert_eq!(counts.coverage_windows, 1);
+        assert_eq!((counts.coverage_windows, counts.coverage_left_out), (1, 2));
         coverage.add(&[3, 1, 3, 2], &[0.75, 0.25, 0.5, 0.5], &mut counts, 1000.0);
         assert_eq!(counts.coverage, [1250, 1750, 2000, 2000]);
     }

@@ -4,17 +4,26 @@
 //! else is arithmetic on those counts.
 
 mod acceptance;
+mod advise;
 mod assemble;
+pub mod cost;
+mod counting;
 mod counts;
 mod coverage;
 mod formulas;
 mod frames;
+pub mod groups;
+mod identity;
 mod layer_state;
+mod limits;
 mod overlap;
+pub mod parallel;
 mod pass;
 pub mod source;
 mod stats;
+mod step_sums;
 pub mod steps;
+mod telemetry;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trace_source;
@@ -23,11 +32,14 @@ mod unit;
 mod warnings;
 
 use crate::metric::report::Report;
-use crate::trace::TraceError;
 use crate::trace::manifest::{Manifest, WindowCompleteness};
+use crate::trace::{RequestEvent, TraceError};
+pub use cost::{Baseline, KernelSource, StepTime, Timed};
+pub use groups::GroupBy;
+pub use parallel::Parallel;
 use source::RouteSource;
 use steps::{StepRow, StepTable};
-pub use trace_source::{analyze, analyze_trace};
+pub use trace_source::{analyze, analyze_trace, analyze_wanted};
 
 /// Why a trace cannot be analysed.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +72,40 @@ pub enum AnalysisError {
         /// What is wrong.
         reason: String,
     },
+    /// What was asked for is not in the trace.
+    #[error("{reason}")]
+    Group {
+        /// What is missing.
+        reason: String,
+    },
+    /// A placement of experts does not fit the model.
+    #[error("{origin}: {reason}")]
+    Placement {
+        /// Where it was read.
+        origin: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A row of `kernels` that contradicts others.
+    #[error("kernels: step {step}: {reason}")]
+    Kernels {
+        /// The step.
+        step: u32,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The trace of plain decoding is not one of the same model on the same device.
+    #[error("the baseline trace cannot be compared with: {reason}")]
+    Baseline {
+        /// What is wrong.
+        reason: String,
+    },
+    /// It stands for more than its files can hold: run lengths and compression of another's making.
+    #[error("not analysed: {reason}")]
+    TooLarge {
+        /// What there is too much of.
+        reason: String,
+    },
     /// The data-frame engine failed.
     #[error("cannot group the windows by request: {reason}")]
     Frame {
@@ -83,6 +129,19 @@ impl Default for Options {
     }
 }
 
+/// What to report beyond what every report has.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Wanted {
+    /// Acceptance and unions by group.
+    pub by: Option<GroupBy>,
+    /// Windows over the ranks of an expert-parallel machine.
+    pub parallel: Option<Parallel>,
+    /// Cost of one draft in decode steps, where the trace does not tell it.
+    pub draft_cost: Option<f64>,
+    /// Step costs by the model of bytes even where times were measured: for comparisons in which not all have measured times.
+    pub model_only: bool,
+}
+
 /// A trace's content as the analysis needs it, wherever it is from.
 pub struct Input<'a> {
     /// The trace's directory name.
@@ -91,25 +150,44 @@ pub struct Input<'a> {
     pub manifest: &'a Manifest,
     /// Its steps, ascending.
     pub steps: &'a [StepRow],
-    /// Ids of the requests that have an entry of their own.
-    pub requests: &'a [u32],
+    /// The drafter's probability of each draft, by step; empty where nothing is known.
+    pub draft_probs: &'a [Option<Vec<f32>>],
+    /// The requests that have an entry of their own.
+    pub requests: &'a [RequestEvent],
     /// Its routes.
     pub routes: &'a dyn RouteSource,
+    /// Its times.
+    pub timed: Timed<'a>,
+    /// Decode steps of another trace.
+    pub baseline: Option<Baseline<'a>>,
 }
 
 /// The report of a trace.
 ///
 /// # Errors
 /// When it cannot be read, or its tables contradict each other.
-pub fn analyze_input(input: &Input<'_>, options: &Options) -> Result<Report, AnalysisError> {
+pub fn analyze_input(input: &Input<'_>, options: &Options, wanted: &Wanted) -> Result<Report, AnalysisError> {
     let table = StepTable::new(input.steps)?;
-    let model = &input.manifest.model;
-    let kept_rows_only = input.manifest.window_completeness == WindowCompleteness::AcceptedOnly;
-    let plan = pass::Plan::new(&table, &model.moe_layers, model.experts_per_token, model.experts, kept_rows_only)?;
+    let mut plan = plan_of(input.manifest, &table)?;
+    plan.keep_unions = input.timed.kernels.any();
+    plan.limits = limits::Limits::new(&plan, input.routes.bytes());
     let counts = match input.manifest.window_completeness {
         WindowCompleteness::Full | WindowCompleteness::AcceptedOnly => pass::run(input.routes, &plan)?,
         // Whatever rows there are, they are not windows.
         WindowCompleteness::Counts | WindowCompleteness::None => pass::PassCounts::new(plan.layers.len()),
     };
-    assemble::assemble(input, &plan, &counts, options)
+    let mut report = assemble::assemble(input, &plan, &counts, options, wanted)?;
+    if let (Some(parallel), Some(overall)) = (&wanted.parallel, &report.overall) {
+        report.expert_parallel = Some(parallel::analyze(input, &plan, usize::from(overall.stats.rows), parallel)?);
+    }
+    Ok(report)
+}
+
+/// What the pass over a trace must know beforehand.
+fn plan_of<'a>(manifest: &Manifest, table: &'a StepTable) -> Result<pass::Plan<'a>, AnalysisError> {
+    let model = &manifest.model;
+    let kept_rows_only = manifest.window_completeness == WindowCompleteness::AcceptedOnly;
+    let mut plan = pass::Plan::new(table, &model.moe_layers, model.experts_per_token, model.experts, kept_rows_only)?;
+    plan.draft_layers.clone_from(&model.draft_layers);
+    Ok(plan)
 }

@@ -1,10 +1,13 @@
 //! The pass over all units in parallel, and the sum of their counts.
 
 use super::AnalysisError;
+use super::counting::Counting;
 use super::counts::{LoadCounts, RequestSums, WindowCounts};
+use super::limits::Limits;
 use super::source::RouteSource;
+use super::step_sums::StepSums;
 use super::steps::StepTable;
-use super::unit::UnitPass;
+use super::unit::{UnitPass, WindowSink};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 
@@ -26,6 +29,12 @@ pub struct Plan<'a> {
     pub experts: usize,
     /// Windows hold only the rows that were kept.
     pub kept_rows_only: bool,
+    /// Whether each window's union is wanted, for its time.
+    pub keep_unions: bool,
+    /// Routed layers of the draft module.
+    pub draft_layers: Vec<u16>,
+    /// How much may be counted.
+    pub limits: Limits,
 }
 
 impl<'a> Plan<'a> {
@@ -48,7 +57,17 @@ impl<'a> Plan<'a> {
         for (slot, &layer) in (0u16..).zip(&layers) {
             slot_of[usize::from(layer)] = slot;
         }
-        Ok(Self { steps, layers, slot_of, k, experts, kept_rows_only })
+        Ok(Self {
+            steps,
+            layers,
+            slot_of,
+            k,
+            experts,
+            kept_rows_only,
+            keep_unions: false,
+            draft_layers: Vec::new(),
+            limits: Limits::default(),
+        })
     }
 
     /// Slot of a layer.
@@ -56,6 +75,17 @@ impl<'a> Plan<'a> {
     pub fn slot(&self, layer: u16) -> Option<usize> {
         self.slot_of.get(usize::from(layer)).filter(|&&s| s != NO_SLOT).map(|&s| usize::from(s))
     }
+}
+
+/// The union of one window in one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WindowUnion {
+    /// Index of the step.
+    pub at: u32,
+    /// Slot of the layer.
+    pub slot: u16,
+    /// Number of distinct experts.
+    pub union: u16,
 }
 
 /// A union at the border of a unit, for the reuse across it.
@@ -103,10 +133,18 @@ pub struct PassCounts {
     /// By (index of the request, number of rows): sums by slot.
     pub sums: Vec<((u32, usize), Vec<RequestSums>)>,
     sums_at: HashMap<(u32, usize), usize>,
+    /// Numbers in `groups`.
+    pub cells: usize,
     /// Load of the draft module's layers.
     pub draft: BTreeMap<u16, LoadCounts>,
+    /// Load of the target's layers in prefill steps.
+    pub prefill: BTreeMap<u16, LoadCounts>,
+    /// What the rows of each verify step add, summed over its layers.
+    pub steps: StepSums,
     /// Windows that were left out.
     pub irregular: Irregular,
+    /// Every window's union, by (step, slot); empty unless the plan wants them.
+    pub unions: Vec<WindowUnion>,
     /// First windows whose previous window is in an earlier unit.
     pub firsts: Vec<Edge>,
     /// Last windows of requests that continue in a later unit.
@@ -123,6 +161,7 @@ impl PassCounts {
     pub fn group(&mut self, rows: usize) -> usize {
         self.groups.iter().position(|(r, _)| *r == rows).unwrap_or_else(|| {
             self.groups.push((rows, vec![None; self.load.len()]));
+            self.cells += self.load.len() * size_of::<Option<WindowCounts>>() / size_of::<u64>();
             self.groups.len() - 1
         })
     }
@@ -142,7 +181,10 @@ impl PassCounts {
             for (mine, theirs) in self.groups[at].1.iter_mut().zip(layers) {
                 match (mine.as_mut(), theirs) {
                     (Some(mine), Some(theirs)) => mine.merge(&theirs),
-                    (None, theirs) => *mine = theirs,
+                    (None, theirs) => {
+                        self.cells += theirs.as_ref().map_or(0, WindowCounts::cells);
+                        *mine = theirs;
+                    }
                     (Some(_), None) => {}
                 }
             }
@@ -159,7 +201,12 @@ impl PassCounts {
         for (layer, load) in other.draft {
             self.draft.entry(layer).or_default().merge(&load);
         }
+        for (layer, load) in other.prefill {
+            self.prefill.entry(layer).or_default().merge(&load);
+        }
+        self.steps.append(other.steps);
         self.irregular.add(other.irregular);
+        self.unions.extend(other.unions);
     }
 
     /// Adds the reuse across the borders of units, whose edges come in order.
@@ -182,7 +229,9 @@ impl PassCounts {
     fn sort(&mut self) {
         self.groups.sort_by_key(|(rows, _)| *rows);
         self.sums.sort_by_key(|(key, _)| *key);
+        self.unions.sort_unstable();
         self.sums_at.clear();
+        self.steps.sort();
     }
 }
 
@@ -199,15 +248,18 @@ pub fn run(source: &dyn RouteSource, plan: &Plan<'_>) -> Result<PassCounts, Anal
     type Partial = (PassCounts, Vec<(usize, (Vec<Edge>, Vec<Edge>))>);
     let nothing = || -> Partial { (PassCounts::new(plan.layers.len()), Vec::new()) };
     let unit = |(mut sum, mut edges): Partial, at: usize| -> Result<Partial, AnalysisError> {
-        let mut pass = UnitPass::new(plan);
+        let mut pass = UnitPass::new(plan, Counting::new(plan));
         source.read(at, &mut |slice| pass.feed(slice))?;
-        let mut counts = pass.finish()?;
+        let (counting, last) = pass.finish()?;
+        let mut counts = counting.finish(plan, last);
         edges.push((at, (std::mem::take(&mut counts.firsts), std::mem::take(&mut counts.lasts))));
         sum.merge(counts);
+        plan.limits.check(&sum)?;
         Ok((sum, edges))
     };
     let both = |(mut a, mut a_edges): Partial, (b, b_edges): Partial| -> Result<Partial, AnalysisError> {
         a.merge(b);
+        plan.limits.check(&a)?;
         a_edges.extend(b_edges);
         Ok((a, a_edges))
     };
@@ -216,4 +268,26 @@ pub fn run(source: &dyn RouteSource, plan: &Plan<'_>) -> Result<PassCounts, Anal
     counts.stitch(edges.into_iter().map(|(_, edge)| edge).collect());
     counts.sort();
     Ok(counts)
+}
+
+/// Reads all units with a sink each, and merges the sinks. `merge` must not depend on the order.
+///
+/// # Errors
+/// The first error of any unit.
+pub fn fold<S: WindowSink + Send>(
+    source: &dyn RouteSource,
+    plan: &Plan<'_>,
+    make: impl Fn() -> S + Sync + Send,
+    merge: impl Fn(&mut S, S) + Sync + Send,
+) -> Result<S, AnalysisError> {
+    let unit = |sink: S, at: usize| -> Result<S, AnalysisError> {
+        let mut pass = UnitPass::new(plan, sink);
+        source.read(at, &mut |slice| pass.feed(slice))?;
+        Ok(pass.finish()?.0)
+    };
+    let both = |mut a: S, b: S| -> Result<S, AnalysisError> {
+        merge(&mut a, b);
+        Ok(a)
+    };
+    (0..source.units()).into_par_iter().try_fold(&make, unit).try_reduce(&make, both)
 }

@@ -46,6 +46,11 @@ pub trait RouteSource: Sync {
     /// Number of units.
     fn units(&self) -> usize;
 
+    /// Bytes of the files that it is read from, by which is bounded what they may stand for; of data in memory, no bound.
+    fn bytes(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Reads one unit from its begin to its end, handing slices to `sink`. A window may be split over two slices.
     ///
     /// # Errors

@@ -8,70 +8,167 @@ use rayon::prelude::*;
 /// Resamples of every interval, unless told otherwise.
 pub const RESAMPLES: usize = 2000;
 
+/// More requests than this are put together into so many clusters.
+const MAX_CLUSTERS: usize = 4096;
+/// Fewer clusters where there are so many columns that the resamples would take more additions than this...
+const MAX_ADDITIONS: usize = 4_000_000_000;
+/// ...but never fewer than this.
+const MIN_CLUSTERS: usize = 64;
+
+/// Sums of several columns by cluster (request), and what is computed from their totals.
+#[derive(Debug, Clone, Default)]
+pub struct Clusters {
+    width: usize,
+    /// `[clusters][width]`.
+    rows: Vec<f64>,
+}
+
+impl Clusters {
+    /// No clusters, `width` columns.
+    pub fn new(width: usize) -> Self {
+        Self { width, rows: Vec::new() }
+    }
+
+    /// Adds one cluster's sums, `width` of them. Integers below 2^53 add up exactly, so their order does not matter.
+    pub fn push(&mut self, sums: impl Iterator<Item = f64>) {
+        self.rows.extend(sums);
+        debug_assert!(self.rows.len().is_multiple_of(self.width.max(1)));
+    }
+
+    /// Number of clusters.
+    pub fn len(&self) -> usize {
+        self.rows.len() / self.width.max(1)
+    }
+
+    /// The same sums in at most so many clusters that `resamples` draws stay affordable; `None` where there are no more already.
+    ///
+    /// The spread of a sum over independent requests is the same however they are put together, and thousands of clusters show it well.
+    /// Each request is in one by chance: workloads repeat, and clusters of one kind of request would spread wider than the requests do.
+    fn affordable(&self, resamples: usize, seed: u64) -> Option<Self> {
+        let most = (MAX_ADDITIONS / (self.width * resamples).max(1)).clamp(MIN_CLUSTERS, MAX_CLUSTERS);
+        if self.len() <= most {
+            return None;
+        }
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        // Not a stream of any resample.
+        rng.set_stream(u64::MAX);
+        let mut rows = vec![0.0; most * self.width];
+        for row in self.rows.chunks_exact(self.width.max(1)) {
+            let at = ((u64::from(rng.next_u32()) * most as u64) >> 32) as usize * self.width;
+            rows[at..at + self.width].iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+        Some(Self { width: self.width, rows })
+    }
+
+    /// Totals of all columns.
+    pub fn totals(&self) -> Vec<f64> {
+        let mut sums = vec![0.0; self.width];
+        for row in self.rows.chunks_exact(self.width.max(1)) {
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+        sums
+    }
+
+    /// `of(totals)` for `resamples` draws of as many clusters as there are, with replacement; nothing for fewer than two clusters.
+    /// `of` gives the same number of values every time.
+    pub fn draws<I: IntoIterator<Item = f64>>(&self, resamples: usize, seed: u64, of: impl Fn(&[f64]) -> I + Sync) -> Vec<Vec<f64>> {
+        draws(self.len(), resamples, seed, |times| {
+            let mut sums = vec![0.0; self.width];
+            add_times(&self.rows, self.width, times, &mut sums);
+            of(&sums).into_iter().collect()
+        })
+    }
+}
+
+/// Adds rows of `width` numbers to `sums`, each as often as `times` says.
+pub fn add_times(rows: &[f64], width: usize, times: &[u32], sums: &mut [f64]) {
+    for (row, &n) in rows.chunks_exact(width.max(1)).zip(times).filter(|(_, n)| **n > 0) {
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += f64::from(n) * x;
+        }
+    }
+}
+
+/// Statistics of `resamples` draws of as many requests as there are, with replacement; nothing for fewer than two requests.
+/// `statistics` is told how often each request was drawn.
+///
+/// Resample i uses stream i of the seeded generator, so the result does not depend on threads.
+fn draws(requests: usize, resamples: usize, seed: u64, statistics: impl Fn(&[u32]) -> Vec<f64> + Sync) -> Vec<Vec<f64>> {
+    if requests < 2 {
+        return Vec::new();
+    }
+    let draw = |resample| {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(resample);
+        let mut times = vec![0u32; requests];
+        for _ in 0..requests {
+            // The high half of a product: the bias is below requests / 2^32.
+            let drawn = (u64::from(rng.next_u32()) * requests as u64) >> 32;
+            times[drawn as usize] += 1;
+        }
+        statistics(&times)
+    };
+    (0..resamples as u64).into_par_iter().map(draw).collect()
+}
+
+/// The 2.5 % and 97.5 % quantiles (nearest rank) of entry `column` of every draw. A draw that is no number (a ratio without any
+/// denominator) is left out; `None` when all are.
+pub fn percentile_interval(draws: &[Vec<f64>], column: usize) -> Option<Interval> {
+    let mut values: Vec<f64> = draws.iter().filter_map(|d| d.get(column)).copied().filter(|v| v.is_finite()).collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let rank = |share: f64| values.get(((values.len() as f64 * share).ceil() as usize).saturating_sub(1)).copied();
+    Some([rank(0.025)?, rank(0.975)?])
+}
+
+/// 95 % intervals of any statistics of whole requests: [`percentile_interval`] over `resamples` draws. `statistics` is told how often
+/// each request was drawn and appends its `columns` values; one that is not finite is left out. `None` with fewer than two requests, or
+/// without any value.
+pub fn resampled(
+    (requests, columns): (usize, usize),
+    resamples: usize,
+    seed: u64,
+    statistics: impl Fn(&[u32], &mut Vec<f64>) + Sync,
+) -> Vec<Option<Interval>> {
+    let found = draws(requests, resamples, seed, |times| {
+        let mut values = Vec::with_capacity(columns);
+        statistics(times, &mut values);
+        debug_assert_eq!(values.len(), columns);
+        values
+    });
+    (0..columns).map(|c| percentile_interval(&found, c)).collect()
+}
+
 /// Ratios of sums over requests, several at once: column c is Σ_r numerator(r, c) / Σ_r denominator(r, c).
 #[derive(Debug, Clone, Default)]
 pub struct Ratios {
     columns: usize,
-    /// `[requests][2 columns]`: numerators, then denominators.
-    rows: Vec<f64>,
+    /// Numerators, then denominators.
+    sums: Clusters,
 }
 
 impl Ratios {
     /// No requests, `columns` ratios.
     pub fn new(columns: usize) -> Self {
-        Self { columns, rows: Vec::new() }
+        Self { columns, sums: Clusters::new(2 * columns) }
     }
 
-    /// Adds one request's integer numerators and denominators, one pair a column. Integers below 2^53 add up
-    /// exactly, so the order of requests does not matter.
+    /// Adds one request's integer numerators and denominators, one pair a column.
     pub fn push(&mut self, pairs: impl Iterator<Item = (u64, u64)> + Clone) {
-        self.rows.extend(pairs.clone().map(|(n, _)| n as f64).chain(pairs.map(|(_, d)| d as f64)));
+        self.sums.push(pairs.clone().map(|(n, _)| n as f64).chain(pairs.map(|(_, d)| d as f64)));
     }
 
-    /// Number of requests.
-    pub fn requests(&self) -> usize {
-        self.rows.len() / (2 * self.columns).max(1)
-    }
-
-    /// 95 % interval of every column: its 2.5 % and 97.5 % quantiles (nearest rank) over `resamples` draws of as many
-    /// requests as there are, with replacement. `None` where fewer than two requests have a denominator.
-    ///
-    /// Resample i uses stream i of the seeded generator, so the result does not depend on threads.
+    /// 95 % interval of every column: [`percentile_interval`] over `resamples` draws of as many requests as there are, with
+    /// replacement. `None` where fewer than two requests have a denominator.
     pub fn intervals(&self, resamples: usize, seed: u64) -> Vec<Option<Interval>> {
-        let (width, requests) = (2 * self.columns, self.requests());
-        if requests < 2 || resamples == 0 {
-            return vec![None; self.columns];
-        }
-        let draws: Vec<f64> = (0..resamples as u64)
-            .into_par_iter()
-            .flat_map_iter(|resample| {
-                let mut rng = ChaCha8Rng::seed_from_u64(seed);
-                rng.set_stream(resample);
-                let mut times = vec![0u32; requests];
-                for _ in 0..requests {
-                    // The high half of a product: the bias is below requests / 2^32.
-                    let drawn = (u64::from(rng.next_u32()) * requests as u64) >> 32;
-                    times[drawn as usize] += 1;
-                }
-                let mut sums = vec![0.0; width];
-                for (row, &n) in self.rows.chunks_exact(width).zip(&times).filter(|(_, n)| **n > 0) {
-                    for (sum, x) in sums.iter_mut().zip(row) {
-                        *sum += f64::from(n) * x;
-                    }
-                }
-                let columns = self.columns;
-                (0..columns).map(move |c| sums[c] / sums[columns + c])
-            })
-            .collect();
-        let with_denominator = |c: usize| self.rows.chunks_exact(width).filter(|row| row[self.columns + c] > 0.0).take(2).count() == 2;
-        let interval = |c: usize| {
-            // A draw without any denominator is no ratio.
-            let mut values: Vec<f64> = draws.iter().skip(c).step_by(self.columns).copied().filter(|v| v.is_finite()).collect();
-            values.sort_unstable_by(f64::total_cmp);
-            let rank = |share: f64| values.get(((values.len() as f64 * share).ceil() as usize).saturating_sub(1)).copied();
-            Some([rank(0.025)?, rank(0.975)?])
-        };
-        (0..self.columns).map(|c| if with_denominator(c) { interval(c) } else { None }).collect()
+        let columns = self.columns;
+        let fewer = self.sums.affordable(resamples, seed);
+        let draws = fewer
+            .as_ref()
+            .unwrap_or(&self.sums)
+            .draws(resamples, seed, |sums| (0..columns).map(|c| sums[c] / sums[columns + c]).collect::<Vec<f64>>());
+        let rows = || self.sums.rows.chunks_exact((2 * columns).max(1));
+        let with_denominator = |c: usize| rows().filter(|row| row[columns + c] > 0.0).take(2).count() == 2;
+        (0..columns).map(|c| if with_denominator(c) { percentile_interval(&draws, c) } else { None }).collect()
     }
 }
 
@@ -115,6 +212,18 @@ mod tests {
         let [low, high] = ratios.intervals(RESAMPLES, 3)[0].unwrap();
         assert!((high - low - 2.0 * 2.83).abs() < 0.4, "{low} {high}");
         assert!(low < 49.5 && 49.5 < high);
+    }
+
+    #[test]
+    fn a_hundred_thousand_requests_are_drawn_in_clusters() {
+        // Values 0...99 in an order without a pattern: 1.96 * 28.87 / sqrt(100 000) = 0.179.
+        let ratios = of(&(0..100_000u64).map(|i| (i * 7919 % 100_003 % 100, 1)).collect::<Vec<_>>());
+        let [low, high] = ratios.intervals(RESAMPLES, 3)[0].unwrap();
+        assert!((high - low - 2.0 * 0.179).abs() < 0.04, "{low} {high}");
+        assert!(low < 49.5 && 49.5 < high, "{low} {high}");
+        let fewer = ratios.sums.affordable(RESAMPLES, 3).unwrap();
+        assert_eq!(fewer.len(), MAX_CLUSTERS);
+        assert_eq!(fewer.totals(), ratios.sums.totals());
     }
 
     #[test]

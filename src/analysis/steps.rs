@@ -19,6 +19,8 @@ pub struct StepRow {
     pub accepted: u16,
     /// Tokens added to the output.
     pub emitted: u32,
+    /// Tokens of the request in the cache before the step.
+    pub context_len: u32,
 }
 
 /// One step, its request as an index into [`StepTable::requests`].
@@ -28,14 +30,23 @@ pub struct Step {
     pub step_id: u32,
     /// Index of its request.
     pub request: u32,
-    /// Whether it is a verify step.
-    pub verify: bool,
+    /// What the step did.
+    pub phase: Phase,
     /// Rows of the pass.
     pub rows: u16,
     /// Accepted drafts.
     pub accepted: u16,
     /// Tokens added to the output.
     pub emitted: u32,
+    /// Tokens of the request in the cache before the step.
+    pub context_len: u32,
+}
+
+impl Step {
+    /// Whether it is a verify step.
+    pub fn is_verify(&self) -> bool {
+        self.phase == Phase::Verify
+    }
 }
 
 /// A request's verify steps.
@@ -95,7 +106,8 @@ impl StepTable {
                 span.verify_steps += 1;
                 span.accepted += u64::from(row.accepted);
             }
-            steps.push(Step { step_id: row.step_id, request, verify, rows: row.rows, accepted: row.accepted, emitted: row.emitted });
+            let StepRow { step_id, phase, rows, accepted, emitted, context_len, .. } = *row;
+            steps.push(Step { step_id, request, phase, rows, accepted, emitted, context_len });
         }
         Ok(Self { steps, requests })
     }
@@ -114,7 +126,7 @@ mod tests {
 
     fn row(step_id: u32, request_id: u32, rows: u16, accepted: u16) -> StepRow {
         let phase = if rows > 1 { Phase::Verify } else { Phase::Decode };
-        StepRow { step_id, request_id, phase, rows, accepted, emitted: u32::from(accepted) + 1 }
+        StepRow { step_id, request_id, phase, rows, accepted, emitted: u32::from(accepted) + 1, context_len: 0 }
     }
 
     #[test]

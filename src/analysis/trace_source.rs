@@ -1,10 +1,11 @@
 //! A trace on disk as the input of the analysis.
 
+use super::pass::Plan;
 use super::source::{RouteSlice, RouteSource};
-use super::steps::StepRow;
-use super::{AnalysisError, Input, Options, analyze_input};
+use super::steps::{StepRow, StepTable};
+use super::{AnalysisError, Baseline, Input, KernelSource, Options, StepTime, Timed, Wanted, analyze_input, identity, plan_of, telemetry};
 use crate::metric::report::Report;
-use crate::trace::{RouteUnit, Steps, Trace};
+use crate::trace::{Kernels, RouteUnit, Steps, Trace};
 use std::path::Path;
 
 /// The report of the trace in a directory.
@@ -20,13 +21,62 @@ pub fn analyze(dir: &Path, options: &Options) -> Result<Report, AnalysisError> {
 /// # Errors
 /// As [`analyze`].
 pub fn analyze_trace(trace: &Trace, options: &Options) -> Result<Report, AnalysisError> {
-    let steps = step_rows(&trace.steps()?);
-    let requests: Vec<u32> = trace.requests()?.iter().map(|r| r.request_id).collect();
-    let routes = Units { units: trace.route_units()?, weights: trace.manifest().router_weights };
+    analyze_wanted(trace, None, options, &Wanted::default())
+}
+
+/// The report of an open trace with more than every report has; its verify steps are compared with the decode steps of another one as
+/// well.
+///
+/// # Errors
+/// As [`analyze`]; when what is wanted is not in the trace or does not fit it; [`AnalysisError::Baseline`] when the other trace is of
+/// another model or device.
+pub fn analyze_wanted(trace: &Trace, baseline: Option<&Trace>, options: &Options, wanted: &Wanted) -> Result<Report, AnalysisError> {
+    let table = trace.steps_with_inputs()?;
+    let requests = trace.requests()?;
+    let mut identities = identity::of(&table, &requests);
+    let (steps, times, draft_probs) = (step_rows(&table), step_times(&table), table.draft_probs);
+    let other = match baseline {
+        Some(trace) => {
+            let table = trace.steps()?;
+            Some((trace, step_rows(&table), step_times(&table)))
+        }
+        None => None,
+    };
+    let baseline =
+        other.as_ref().map(|(trace, steps, times)| Baseline { manifest: trace.manifest(), steps, timed: Timed { times, kernels: *trace } });
+    let routes = Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights: trace.manifest().router_weights };
+    let timed = Timed { times: &times, kernels: trace };
     // The directory as it was named: `.` has no name of its own.
     let name = trace.dir().file_name().map_or_else(|| trace.dir().to_string_lossy(), |name| name.to_string_lossy());
-    let input = Input { name: &name, manifest: trace.manifest(), steps: &steps, requests: &requests, routes: &routes };
-    analyze_input(&input, options)
+    let input = Input {
+        name: &name,
+        manifest: trace.manifest(),
+        steps: &steps,
+        draft_probs: &draft_probs,
+        requests: &requests,
+        routes: &routes,
+        timed,
+        baseline,
+    };
+    let mut report = analyze_input(&input, options, wanted)?;
+    for request in &mut report.by_request {
+        request.identity = identities.remove(&request.request_id);
+    }
+    report.telemetry = telemetry::strip(&trace.telemetry()?, trace.manifest().started_unix_ns);
+    Ok(report)
+}
+
+/// The plan and the routes of an open trace, for a pass of its own.
+///
+/// # Errors
+/// When it cannot be read, or its tables contradict each other; then what `work` returned.
+pub(super) fn with_plan<T>(
+    trace: &Trace,
+    work: impl FnOnce(&Plan<'_>, &dyn RouteSource) -> Result<T, AnalysisError>,
+) -> Result<T, AnalysisError> {
+    let table = StepTable::new(&step_rows(&trace.steps()?))?;
+    let plan = plan_of(trace.manifest(), &table)?;
+    work(&plan, &Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights: false })
 }
 
 fn step_rows(steps: &Steps) -> Vec<StepRow> {
@@ -38,19 +88,47 @@ fn step_rows(steps: &Steps) -> Vec<StepRow> {
             rows: *steps.rows.get(at)?,
             accepted: *steps.accepted.get(at)?,
             emitted: u32::try_from(steps.emitted_tokens.get(at).len()).unwrap_or(u32::MAX),
+            context_len: *steps.context_len.get(at)?,
         })
     };
     (0..steps.len()).map_while(of).collect()
 }
 
+fn step_times(steps: &Steps) -> Vec<StepTime> {
+    let of = |at: usize| {
+        Some(StepTime {
+            context_len: *steps.context_len.get(at)?,
+            step_ns: steps.host_end_ns.get(at)?.saturating_sub(*steps.host_begin_ns.get(at)?),
+            target_ns: *steps.target_host_ns.get(at)?,
+            device_ns: *steps.device_ns.get(at)?,
+        })
+    };
+    (0..steps.len()).map_while(of).collect()
+}
+
+impl KernelSource for Trace {
+    fn any(&self) -> bool {
+        self.has_kernels()
+    }
+
+    fn each(&self, sink: &mut dyn FnMut(&Kernels) -> Result<(), AnalysisError>) -> Result<(), AnalysisError> {
+        self.each_kernels(sink)
+    }
+}
+
 struct Units {
     units: Vec<RouteUnit>,
+    bytes: u64,
     weights: bool,
 }
 
 impl RouteSource for Units {
     fn units(&self) -> usize {
         self.units.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     fn read(&self, unit: usize, sink: &mut dyn FnMut(RouteSlice<'_>) -> Result<(), AnalysisError>) -> Result<(), AnalysisError> {

@@ -1,24 +1,84 @@
-//! The pass over one unit: rows to windows, windows to counts.
+//! The pass over one unit: rows to windows, which a [`WindowSink`] takes.
 
 use super::AnalysisError;
-use super::counts::{COVERAGE_ONE, LoadCounts, MAX_PAIR_ROWS, RequestSums, WindowCounts};
-use super::coverage::Coverage;
-use super::layer_state::{LayerState, NO_STAMP};
-use super::overlap::{Overlaps, PADDING, pairs};
-use super::pass::{Edge, Irregular, PassCounts, Plan};
+use super::overlap::PADDING;
+use super::pass::{Irregular, Plan};
 use super::source::RouteSlice;
 use super::transpose::{id_rows, rows_of};
+use crate::trace::Phase;
+
+/// Most expert ids of one window.
+const MAX_WINDOW_IDS: usize = 1 << 24;
 
 /// Where the rows of a step go.
 #[derive(Debug, Clone, Copy)]
-struct Context {
-    step_id: u32,
+pub struct Context {
+    /// The step.
+    pub step_id: u32,
     /// Index of the step.
-    at: usize,
-    request: u32,
-    verify: bool,
-    rows: usize,
-    accepted: usize,
+    pub at: usize,
+    /// Index of the unit's first step.
+    pub first: usize,
+    /// Index of its request.
+    pub request: u32,
+    /// What the step did.
+    pub phase: Phase,
+    /// Its rows.
+    pub rows: usize,
+    /// Its accepted drafts.
+    pub accepted: usize,
+}
+
+/// One window of the target in one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Window<'a> {
+    /// Its step.
+    pub context: Context,
+    /// Absolute layer.
+    pub layer: u16,
+    /// The layer's place in the plan.
+    pub slot: usize,
+    /// Rows that are there.
+    pub rows: usize,
+    /// The last kept row.
+    pub accepted: usize,
+    /// `[rows, k]`, and [`PADDING`] values of any kind behind them.
+    pub ids: &'a [u16],
+    /// `[rows, k]`, or none.
+    pub weights: &'a [f32],
+}
+
+/// What takes the windows of one unit, in order of (step, layer).
+pub trait WindowSink {
+    /// Takes a window of the target.
+    ///
+    /// # Errors
+    /// When an id is not an expert.
+    fn window(&mut self, plan: &Plan<'_>, window: Window<'_>) -> Result<(), AnalysisError>;
+
+    /// Takes a row of the draft module in a verify step.
+    ///
+    /// # Errors
+    /// When an id is not an expert.
+    fn draft_row(&mut self, _plan: &Plan<'_>, _context: Context, _layer: u16, _ids: &[u16]) -> Result<(), AnalysisError> {
+        Ok(())
+    }
+
+    /// Takes a row of the target in a prefill step.
+    ///
+    /// # Errors
+    /// When an id is not an expert.
+    fn prefill_row(&mut self, _plan: &Plan<'_>, _context: Context, _layer: u16, _ids: &[u16]) -> Result<(), AnalysisError> {
+        Ok(())
+    }
+
+    /// Whether prefill rows are wanted.
+    fn wants_prefill(&self) -> bool {
+        false
+    }
+
+    /// Takes note of a window that does not have the rows of its step.
+    fn irregular(&mut self, _irregular: Irregular) {}
 }
 
 /// Rows of a window that may go on in the next slice.
@@ -32,12 +92,10 @@ struct Pending {
     weights: Vec<f32>,
 }
 
-/// One unit's pass. Feed it slices in order, then take the counts.
-pub struct UnitPass<'a> {
+/// One unit's pass. Feed it slices in order, then take the sink back.
+pub struct UnitPass<'a, S> {
     plan: &'a Plan<'a>,
-    overlaps: Overlaps,
-    layers: Vec<Option<LayerState>>,
-    out: PassCounts,
+    sink: S,
     context: Option<Context>,
     /// Index of the unit's first step.
     first_step: usize,
@@ -46,33 +104,20 @@ pub struct UnitPass<'a> {
     /// Row-major ids and weights of the slice, `PADDING` ids behind them.
     ids: Vec<u16>,
     weights: Vec<f32>,
-    /// Overlaps of the window's pairs.
-    pairs: Vec<u16>,
-    /// Place of the current request's sums, by (request, rows).
-    sums_of: Option<((u32, usize), usize)>,
-    /// Place of the current number of rows in `out.groups`.
-    group_of: Option<(usize, usize)>,
-    coverage: Coverage,
 }
 
-impl<'a> UnitPass<'a> {
+impl<'a, S: WindowSink> UnitPass<'a, S> {
     /// A pass that has seen nothing.
-    pub fn new(plan: &'a Plan<'a>) -> Self {
+    pub fn new(plan: &'a Plan<'a>, sink: S) -> Self {
         Self {
             plan,
-            overlaps: Overlaps::detect(plan.k),
-            layers: vec![None; plan.layers.len()],
-            out: PassCounts::new(plan.layers.len()),
+            sink,
             context: None,
             first_step: 0,
             pending: Pending::default(),
             has_pending: false,
             ids: Vec::new(),
             weights: Vec::new(),
-            pairs: Vec::new(),
-            sums_of: None,
-            group_of: None,
-            coverage: Coverage::new(plan.experts),
         }
     }
 
@@ -117,7 +162,12 @@ impl<'a> UnitPass<'a> {
             } else {
                 (a + 1..n).find(|&i| !same(i)).unwrap_or(n)
             };
-            if context.verify {
+            if context.phase == Phase::Prefill && self.sink.wants_prefill() {
+                for i in (a..b).filter(|&i| !slice.draft[i]) {
+                    self.sink.prefill_row(self.plan, context, layer, &ids[i * k..i * k + k])?;
+                }
+            }
+            if context.phase == Phase::Verify {
                 let w = if weights.is_empty() { &[][..] } else { &weights[a * k..b * k] };
                 if goes_on || b == n {
                     self.wait(step_id, layer, slice, a..b, &ids[a * k..b * k], w)?;
@@ -147,7 +197,7 @@ impl<'a> UnitPass<'a> {
             self.first_step = at;
         }
         let (rows, accepted) = (usize::from(step.rows), usize::from(step.accepted));
-        let context = Context { step_id, at, request: step.request, verify: step.verify, rows, accepted };
+        let context = Context { step_id, at, first: self.first_step, request: step.request, phase: step.phase, rows, accepted };
         self.context = Some(context);
         Ok(context)
     }
@@ -167,7 +217,8 @@ impl<'a> UnitPass<'a> {
             self.has_pending = true;
         }
         // Target and draft rows of one layer number: more than this is not a window of u16 rows.
-        if pending.row.len() + run.len() > 2 * usize::from(u16::MAX) {
+        let rows = pending.row.len() + run.len();
+        if rows > 2 * usize::from(u16::MAX) || rows * self.plan.k > MAX_WINDOW_IDS {
             return Err(AnalysisError::Routes { step: step_id, layer, reason: "more rows than a window can have".into() });
         }
         pending.row.extend_from_slice(&slice.row[run.clone()]);
@@ -209,7 +260,7 @@ impl<'a> UnitPass<'a> {
         for (i, (&row, &draft)) in row.iter().zip(draft).enumerate() {
             let chosen = &ids[i * k..i * k + k];
             if draft {
-                self.draft_row(context, layer, chosen)?;
+                self.sink.draft_row(self.plan, context, layer, chosen)?;
             } else {
                 target.row.push(row);
                 target.ids.extend_from_slice(chosen);
@@ -223,104 +274,35 @@ impl<'a> UnitPass<'a> {
         self.window(context, layer, &target.row, &target.ids, &target.weights)
     }
 
-    fn draft_row(&mut self, context: Context, layer: u16, ids: &[u16]) -> Result<(), AnalysisError> {
-        let experts = self.plan.experts;
-        let load = self.out.draft.entry(layer).or_insert_with(|| LoadCounts { rows: 0, by_expert: vec![0; experts] });
-        load.rows += 1;
-        for &id in ids {
-            let count = load.by_expert.get_mut(usize::from(id)).ok_or_else(|| outside(context, layer, experts))?;
-            *count += 1;
-        }
-        Ok(())
-    }
-
     /// One window of the target. `ids` has `PADDING` values behind its rows.
     fn window(&mut self, context: Context, layer: u16, row: &[u16], ids: &[u16], weights: &[f32]) -> Result<(), AnalysisError> {
-        let (plan, k, rows) = (self.plan, self.plan.k, row.len());
-        let Some(slot) = plan.slot(layer) else {
-            let reason = "the manifest does not list it as a routed layer of the target".into();
-            return Err(AnalysisError::Routes { step: context.step_id, layer, reason });
-        };
+        let (plan, rows) = (self.plan, row.len());
+        let slot = plan.slot(layer).ok_or_else(|| unlisted(context, layer))?;
         let in_order = row.iter().enumerate().all(|(i, &r)| usize::from(r) == i);
         if !in_order || (rows != context.rows && !(plan.kept_rows_only && rows < context.rows)) {
-            self.out.irregular.add(Irregular::one(context.step_id, layer, rows, context.rows));
+            self.sink.irregular(Irregular::one(context.step_id, layer, rows, context.rows));
             return Ok(());
         }
-        let accepted = context.accepted.min(rows - 1);
-        let stamp = context.at as u32 + 1;
-        let requests = plan.steps.requests.as_slice();
-        let last_of = |r: u32| requests.get(r as usize).map_or(0, |s| s.last_verify as usize);
-
-        let group = match self.group_of {
-            Some((n, at)) if n == rows => at,
-            _ => self.out.group(rows),
-        };
-        self.group_of = Some((rows, group));
-        let counts = self.out.groups[group].1[slot].get_or_insert_with(|| WindowCounts::new(rows, k, plan.experts));
-        let state = self.layers[slot].get_or_insert_with(|| LayerState::new(plan.experts));
-        let before = state.enter(context.request, |r| last_of(r) > context.at);
-        let touched = match k {
-            8 => state.window::<8>(&ids[..rows * 8], 8, accepted, stamp, &mut counts.marginal),
-            _ => state.window::<0>(&ids[..rows * k], k, accepted, stamp, &mut counts.marginal),
-        };
-        let touched = touched.ok_or_else(|| outside(context, layer, plan.experts))?;
-        let union = touched.union as usize;
-
-        counts.windows += 1;
-        if let Some(n) = counts.union_hist.get_mut(union) {
-            *n += 1;
-        }
-        counts.kept_experts += u64::from(touched.kept);
-        counts.kept_rows += accepted as u64 + 1;
-        counts.wasted += u64::from(touched.union - touched.kept);
-        counts.rejected_rows += (rows - 1 - accepted) as u64;
-        if before != NO_STAMP {
-            counts.add_reuse(union, touched.shared as usize);
-        } else if requests.get(context.request as usize).is_some_and(|s| (s.first_verify as usize) < self.first_step) {
-            // Its previous window is in an earlier unit.
-            self.out.firsts.push(Edge { request: context.request, slot, rows, union: state.last_union() });
-        }
-        if rows <= MAX_PAIR_ROWS {
-            self.pairs.resize(pairs(rows), 0);
-            self.overlaps.count(ids, k, rows, &mut self.pairs);
-            for (hist, &o) in counts.pair_hist.chunks_exact_mut(k + 1).zip(&self.pairs) {
-                hist[usize::from(o).min(k)] += 1;
-            }
-        }
-        if weights.len() >= rows * k && rows <= MAX_PAIR_ROWS {
-            self.coverage.add(&ids[..rows * k], &weights[..rows * k], counts, COVERAGE_ONE);
-        }
-
-        let key = (context.request, rows);
-        let sums = match self.sums_of {
-            Some((of, at)) if of == key => at,
-            _ => self.out.sums(key),
-        };
-        self.sums_of = Some((key, sums));
-        if let Some(s) = self.out.sums[sums].1.get_mut(slot) {
-            s.merge(&RequestSums { windows: 1, union: u64::from(touched.union), wasted: u64::from(touched.union - touched.kept) });
-        }
-        Ok(())
+        self.sink.window(plan, Window { context, layer, slot, rows, accepted: context.accepted.min(rows - 1), ids, weights })
     }
 
-    /// The counts of everything that was fed.
+    /// The sink, and the index of the last step, after the last window.
     ///
     /// # Errors
     /// As [`UnitPass::feed`], for the last window.
-    pub fn finish(mut self) -> Result<PassCounts, AnalysisError> {
+    pub fn finish(mut self) -> Result<(S, usize), AnalysisError> {
         self.finish_pending()?;
-        let last = self.context.map_or(0, |c| c.at);
-        let requests = &self.plan.steps.requests;
-        for (slot, state) in self.layers.iter().enumerate() {
-            let Some(state) = state else { continue };
-            self.out.load[slot] = state.load();
-            let open = state.open_ends(|r| requests.get(r as usize).is_some_and(|s| s.last_verify as usize > last));
-            self.out.lasts.extend(open.into_iter().map(|(request, union)| Edge { request, slot, rows: 0, union }));
-        }
-        Ok(self.out)
+        Ok((self.sink, self.context.map_or(0, |c| c.at)))
     }
 }
 
-fn outside(context: Context, layer: u16, experts: usize) -> AnalysisError {
+/// A row of a layer that the manifest does not know.
+pub fn unlisted(context: Context, layer: u16) -> AnalysisError {
+    let reason = "the manifest does not list it as a routed layer of the target".into();
+    AnalysisError::Routes { step: context.step_id, layer, reason }
+}
+
+/// An expert that the manifest does not know.
+pub fn outside(context: Context, layer: u16, experts: usize) -> AnalysisError {
     AnalysisError::Routes { step: context.step_id, layer, reason: format!("an expert id is not below {experts}") }
 }

@@ -2,7 +2,8 @@
 
 use super::Input;
 use super::counts::MAX_PAIR_ROWS;
-use super::pass::PassCounts;
+use super::pass::{PassCounts, Plan};
+use crate::metric::advice::Advice;
 use crate::metric::report::Report;
 use crate::trace::manifest::{IdSpace, Verification, Warning, WindowCompleteness};
 
@@ -10,7 +11,7 @@ use crate::trace::manifest::{IdSpace, Verification, Warning, WindowCompleteness}
 const FEW_WINDOWS: u64 = 100;
 
 /// The warnings of a report whose numbers are there already; the manifest's own come first.
-pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warning> {
+pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Report, advice: Option<&Advice>) -> Vec<Warning> {
     let manifest = input.manifest;
     let mut warnings = manifest.warnings.clone();
     let mut warn = |code: &str, message: String| {
@@ -74,6 +75,14 @@ pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warnin
         if usize::from(stats.rows) > MAX_PAIR_ROWS {
             warn("many_rows", format!("windows of more than {MAX_PAIR_ROWS} rows have no pairwise overlaps"));
         }
+        let left_out = &plan.limits.without_pairs;
+        if !left_out.is_empty() {
+            let rows: Vec<String> = left_out.iter().map(u16::to_string).collect();
+            warn(
+                "pairs_left_out",
+                format!("windows of {} rows have no pairwise overlaps: their number times k squared is too large", list(&rows)),
+            );
+        }
         let fewest = report.layers.iter().map(|l| l.stats.windows).filter(|&n| n > 0).min().unwrap_or(0);
         if fewest < FEW_WINDOWS {
             warn(
@@ -90,8 +99,21 @@ pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warnin
     if report.layers.iter().any(|l| l.stats.windows > 0) && report.layers.iter().all(|l| l.mass_coverage.is_none()) {
         warn("no_router_weights", "gate weights were not recorded (`record --router-probs`): mass coverage is unknown".into());
     }
-    warn("no_device_times", "the trace has no kernel times: `time` and `cost` are unknown, and so is the verify ratio".into());
-    warn("no_advice", "a best draft length needs step costs, which are unknown".into());
+    let windows = || counts.groups.iter().flat_map(|(_, layers)| layers.iter().flatten());
+    let left_out: u64 = windows().map(|w| w.coverage_left_out).sum();
+    if left_out > 0 {
+        let message = format!("{left_out} windows are not in the mass coverage: their gate weights are all 0, negative or no numbers");
+        warn("coverage_left_out", message);
+    }
+    match advice {
+        None => warn("no_advice", "a best draft length needs verify windows with all their rows".into()),
+        Some(advice) if advice.best_draft_len.is_none() => {
+            let message = "a best draft length needs step costs, which are unknown: the manifest lacks the bytes of a step or of a draft \
+                           (see --draft-cost of advise)";
+            warn("no_step_cost", message.into());
+        }
+        Some(_) => {}
+    }
     warnings
 }
 

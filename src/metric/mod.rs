@@ -1,7 +1,13 @@
 //! What every reported number is: the report's structs, a registry of meanings, and how units are shown.
 
+pub mod advice;
+pub mod bytes;
+pub mod cost;
+pub mod groups;
+pub mod parallel;
 pub mod registry;
 pub mod report;
+pub mod sweep;
 pub mod unit;
 
 pub use registry::{Better, METRICS, Metric, Noise, find};

@@ -43,6 +43,10 @@ const fn exact(id: &'static str, unit: Unit, better: Better, meaning: &'static s
     Metric { id, unit, better, noise: Noise::Exact, meaning, formula }
 }
 
+const fn noisy(id: &'static str, unit: Unit, better: Better, meaning: &'static str, formula: &'static str) -> Metric {
+    Metric { id, unit, better, noise: Noise::Noisy, meaning, formula }
+}
+
 /// Every metric that a report of this version can hold.
 pub const METRICS: &[Metric] = &[
     exact("accepted_drafts_mean", Unit::Tokens, Better::Higher, "drafts kept per verify step", "mean of accepted, bonus token excluded"),
@@ -134,6 +138,54 @@ pub const METRICS: &[Metric] = &[
         Better::Higher,
         "share of a window's gate mass in its best B experts",
         "mean of Σ of the B largest summed gate weights / Σ of all",
+    ),
+    noisy(
+        "cost.verify_ratio",
+        Unit::Ratio,
+        Better::Lower,
+        "time of the target's pass, verify against decode",
+        "mean verify / mean decode over octaves of context length that have both, weighed by verify steps",
+    ),
+    noisy(
+        "cost.step_ratio",
+        Unit::Ratio,
+        Better::Lower,
+        "the same of whole steps, with drafting, sampling and commit",
+        "as verify_ratio, of host_end - host_begin",
+    ),
+    noisy("cost.break_even", Unit::Tokens, Better::Lower, "tokens per step at which speculation costs what it gains", "step_ratio"),
+    noisy("cost.speedup", Unit::Ratio, Better::Higher, "speed against plain decoding", "tokens_per_step / step_ratio"),
+    noisy(
+        "cost.unattributed_us",
+        Unit::Microseconds,
+        Better::Neither,
+        "difference of the steps that no operation accounts for",
+        "(verify step - decode step) - sum of the components' differences",
+    ),
+    noisy("time.verify_us", Unit::Microseconds, Better::Lower, "time of a layer in a verify step", "mean sum of its operations"),
+    noisy("time.decode_us", Unit::Microseconds, Better::Lower, "time of a layer in a decode step", "mean sum of its operations"),
+    noisy(
+        "cost.us_per_expert",
+        Unit::Microseconds,
+        Better::Lower,
+        "time of one more distinct expert in a layer",
+        "b of the least squares T = a + b U + c W, U distinct experts, W rows",
+    ),
+    noisy("cost.us_per_row", Unit::Microseconds, Better::Lower, "time of one more row of the same experts", "c of that fit"),
+    noisy("cost.intercept_us", Unit::Microseconds, Better::Lower, "time of a layer's experts besides", "a of that fit"),
+    noisy(
+        "cost.r2",
+        Unit::Share,
+        Better::Higher,
+        "share of the times' variance that the fit explains",
+        "1 - residual / total sum of squares",
+    ),
+    noisy(
+        "cost.implied_gb_per_s",
+        Unit::Ratio,
+        Better::Higher,
+        "how fast experts seem to be read, GB/s",
+        "bytes_per_expert / us_per_expert",
     ),
 ];
 

@@ -3,6 +3,9 @@
 //!
 //! What is unknown is `None` (`null`), never 0, and a [`Warning`] says why.
 
+use super::cost::{ExpertCost, LayerTime, StepCost};
+use super::groups::Groups;
+use super::parallel::ExpertParallel;
 use crate::trace::manifest::{
     DeviceInfo, DrafterInfo, IdSpace, Instrumentation, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
 };
@@ -31,12 +34,24 @@ pub struct Report {
     pub overall: Option<Overall>,
     /// The draft module's own routers; `None` when the trace holds none of their rows.
     pub draft: Option<DraftReport>,
+    /// The target's routers in prefill steps, which are no windows; `None` when the trace holds none of their rows.
+    #[serde(default)]
+    pub prefill: Option<DraftReport>,
     /// Windows and unions by request, ascending by id.
     pub by_request: Vec<RequestReport>,
-    /// Step costs. Untyped, so that a newer report's value survives being read.
-    pub cost: Option<serde_json::Value>,
-    /// Recommended draft length. Untyped for the same reason.
+    /// The machine's state during the run; `None` when the trace holds no sample.
+    #[serde(default)]
+    pub telemetry: Option<Telemetry>,
+    /// What a verify step costs; `None` without any window.
+    pub cost: Option<StepCost>,
+    /// Recommended draft length. Untyped, so that a newer report's value survives being read.
     pub advice: Option<serde_json::Value>,
+    /// Acceptance and unions by group, when asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Groups>,
+    /// Windows over the ranks of an expert-parallel machine, when asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_parallel: Option<ExpertParallel>,
     /// Everything that limits the numbers above.
     pub warnings: Vec<Warning>,
 }
@@ -117,12 +132,15 @@ pub struct LayerReport {
     pub stats: WindowStats,
     /// How the layer's verify rows, of windows of any length, load its experts.
     pub load: Option<Load>,
+    /// Entry e: verify rows, of windows of any length, that chose expert e; `None` without any.
+    #[serde(default)]
+    pub load_by_expert: Option<Vec<u64>>,
     /// Entry B - 1: mean share of a window's gate mass in its best B experts; `None` without gate weights.
     pub mass_coverage: Option<Vec<f64>>,
-    /// Step times by component. Untyped, so that a newer report's value survives being read.
-    pub time: Option<serde_json::Value>,
-    /// Cost per expert. Untyped for the same reason.
-    pub cost: Option<serde_json::Value>,
+    /// Times of its operations; `None` when none were recorded.
+    pub time: Option<LayerTime>,
+    /// Cost per expert; `None` when no times of its experts were recorded.
+    pub cost: Option<ExpertCost>,
     /// Windows of every other number of rows, ascending.
     pub by_rows: Vec<WindowStats>,
 }
@@ -146,6 +164,9 @@ pub struct WindowStats {
     pub marginal_rejected: Option<f64>,
     /// Mean experts per window that only rejected rows touched.
     pub wasted_mean: Option<f64>,
+    /// Entry i: mean experts that row i added as a rejected row, 0 for windows that kept it; they sum to `wasted_mean`.
+    #[serde(default)]
+    pub wasted_by_row: Option<Vec<f64>>,
     /// `[rows][rows]` mean overlap in experts; the diagonal is k. `None` without windows or beyond the row limit.
     pub pairwise: Option<Vec<Vec<f64>>>,
     /// Entry d: mean overlap / k of rows at distance d (entry 0 is a row with itself: 1).
@@ -210,10 +231,10 @@ pub struct Overall {
     pub load: Option<Load>,
     /// Over all windows of all layers; `None` without gate weights.
     pub mass_coverage: Option<Vec<f64>>,
-    /// As for a layer.
-    pub time: Option<serde_json::Value>,
-    /// As for a layer.
-    pub cost: Option<serde_json::Value>,
+    /// Sums over the routed layers; operations outside layers and of dense layers are not in it.
+    pub time: Option<LayerTime>,
+    /// One slope for all layers, each with an intercept of its own.
+    pub cost: Option<ExpertCost>,
     /// Windows of every other number of rows, ascending.
     pub by_rows: Vec<WindowStats>,
     /// The layer with the largest mean union (the lowest number on a tie).
@@ -233,14 +254,14 @@ pub struct Spread {
     pub sd: f64,
 }
 
-/// The draft module's routers in verify steps.
+/// Routers whose rows are no windows: the draft module's in verify steps, or the target's in prefill steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DraftReport {
     /// Its routed layers, ascending.
     pub layers: Vec<DraftLayer>,
 }
 
-/// One routed layer of the draft module.
+/// One routed layer of them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DraftLayer {
     /// Number as in the checkpoint.
@@ -264,4 +285,58 @@ pub struct RequestReport {
     pub union_mean: Option<f64>,
     /// Mean wasted experts per layer and window.
     pub wasted_mean: Option<f64>,
+    /// Sum of accepted drafts over its verify steps.
+    #[serde(default)]
+    pub accepted: Option<u64>,
+    /// What it adds to each layer's means.
+    #[serde(default)]
+    pub sums: Option<RequestSums>,
+    /// What its prompt and its tokens were; `None` where the tokens are not known.
+    #[serde(default)]
+    pub identity: Option<RequestIdentity>,
+}
+
+/// One request's sums by layer, in the order of the report's `layers`, over windows of the most frequent number of rows.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RequestSums {
+    /// Number of windows.
+    pub windows: Vec<u64>,
+    /// Sum of unions.
+    pub union: Vec<u64>,
+    /// Sum of wasted experts; `None` where rejected rows are not known.
+    pub wasted: Option<Vec<u64>>,
+}
+
+/// Fingerprints by which the requests of two runs are told to be the same: the first 128 bits of a SHA-256 over
+/// little-endian u32, hexadecimal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestIdentity {
+    /// Of the prompt's tokens: the rows of its prefill steps. `None` when these are not the whole prompt.
+    pub prompt: Option<String>,
+    /// Of the emitted tokens, in order.
+    pub output: String,
+    /// Of every verify step's number of rows, number of accepted drafts and input tokens, in order. Two requests of
+    /// the same prompt and windows asked the same of every router.
+    pub windows: String,
+}
+
+/// The machine's state during the run, as means over spans of equal length.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Telemetry {
+    /// Samples in the trace.
+    pub samples: u64,
+    /// Middle of each span, s since the run began.
+    pub time_s: Vec<f64>,
+    /// Busy share of all CPU time, 0...1; `None` for a span without a known sample, as in the others.
+    pub host_load: Vec<Option<f64>>,
+    /// Mean clock of the CPU cores, MHz.
+    pub cpu_mhz: Vec<Option<f64>>,
+    /// Clock of the device's multiprocessors, MHz.
+    pub sm_clock_mhz: Vec<Option<f64>>,
+    /// Power drawn by the device, W.
+    pub power_w: Vec<Option<f64>>,
+    /// Temperature of the device, or of the CPU where no device ran, °C.
+    pub temperature_c: Vec<Option<f64>>,
+    /// Memory in use on the device, or by the recording process where no device ran, bytes.
+    pub memory_bytes: Vec<Option<f64>>,
 }

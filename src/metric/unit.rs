@@ -15,6 +15,8 @@ pub enum Unit {
     Ratio,
     /// Nanoseconds, scaled when shown.
     Nanoseconds,
+    /// Microseconds, scaled when shown.
+    Microseconds,
     /// Bytes, scaled by 1000 when shown, as bandwidths are.
     Bytes,
     /// A plain count.
@@ -31,6 +33,7 @@ impl Unit {
             Self::Bits => "bits",
             Self::Ratio => "ratio",
             Self::Nanoseconds => "ns",
+            Self::Microseconds => "µs",
             Self::Bytes => "bytes",
             Self::Count => "count",
         }
@@ -54,6 +57,7 @@ impl Unit {
             Self::Tokens | Self::Ratio => format!("{value:.3}"),
             Self::Share => format!("{:.1} %", value * 100.0),
             Self::Nanoseconds => scaled(value, &["ns", "µs", "ms", "s"]),
+            Self::Microseconds => scaled(value * 1000.0, &["ns", "µs", "ms", "s"]),
             Self::Bytes => scaled(value, &["B", "kB", "MB", "GB", "TB"]),
             Self::Count => grouped(value),
         }
@@ -110,6 +114,7 @@ mod tests {
         assert_eq!(Unit::Nanoseconds.show(999.0), "999 ns");
         assert_eq!(Unit::Nanoseconds.show(999_700.0), "1.00 ms");
         assert_eq!(Unit::Nanoseconds.show(61.5e9), "61.5 s");
+        assert_eq!(Unit::Microseconds.show(61_500.0), "61.5 ms");
         assert_eq!(Unit::Bytes.show(512.0), "512 B");
         assert_eq!(Unit::Bytes.show(1023.0), "1.02 kB");
         assert_eq!(Unit::Count.show(-1234.0), "-1 234");

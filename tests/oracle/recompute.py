@@ -6,14 +6,20 @@ Shares no code with specprof. Counts must be equal, means within 1e-9; bootstrap
 differ, within a quarter of their width. Prints what was compared; exits 1 with the first differences.
 """
 
+import hashlib
 import json
 import math
 import random
+import struct
 import sys
 from pathlib import Path
 
 import duckdb
 import jsonschema
+
+import advice
+import cost
+import sections
 
 failures = []
 compared = 0
@@ -185,6 +191,8 @@ def check_windows(db, where, stats, layers, k, experts, popular, kept_only):
     rejected = None if kept_only or not rejected_rows else wasted / rejected_rows
     same(f"{where}.marginal_rejected", stats["marginal_rejected"], rejected)
     same(f"{where}.wasted_mean", stats["wasted_mean"], None if kept_only else wasted / windows)
+    late = dict(every("select first, count(*) from touched where $ and first > accepted group by first"))
+    same(f"{where}.wasted_by_row", stats["wasted_by_row"], None if kept_only else [late.get(i, 0) / windows for i in range(rows)])
 
     overlap = {(i, j): n for i, j, n in every("select i, j, avg(n) from pairs where $ group by i, j")}
     matrix = [[float(k) if i == j else overlap[min(i, j), max(i, j)] for j in range(rows)] for i in range(rows)]
@@ -266,22 +274,72 @@ def check_requests(db, report, rows, kept_only):
         union, wasted = unions.get(request, (None, None))
         same(f"{where}.union_mean", found["union_mean"], union)
         same(f"{where}.wasted_mean", found["wasted_mean"], None if kept_only else wasted)
+        same(f"{where}.accepted", found["accepted"], accepted or 0)
+        check_sums(db, where, found["sums"], request, rows, [layer["layer"] for layer in report["layers"]], kept_only)
+        same(f"{where}.identity", [found["identity"][of] for of in ["prompt", "output", "windows"]], identity(db, request))
 
 
-def check_draft(db, report, k, experts):
-    layers = db.execute("""
-        select layer, count(*) from routes semi join verify using (step_id)
-        where module::varchar = 'draft' group by layer order by layer""").fetchall()
+def check_sums(db, where, found, request, rows, layers, kept_only):
+    """A request's windows, unions and wasted experts, layer by layer."""
+    query = f"select layer, count(*), sum(u)::bigint, sum(wasted)::bigint from unions where rows = {rows} and request_id = {request} group by layer"
+    sums = {layer: counts for layer, *counts in db.execute(query).fetchall()}
+    columns = list(zip(*(sums.get(layer, [0, 0, 0]) for layer in layers)))
+    same(f"{where}.sums.windows", found["windows"], columns[0])
+    same(f"{where}.sums.union", found["union"], columns[1])
+    same(f"{where}.sums.wasted", found["wasted"], None if kept_only else columns[2])
+
+
+def identity(db, request):
+    """Fingerprints of prompt, output and windows: the first half of a SHA-256 over little-endian u32."""
+    digest = lambda tokens: hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).hexdigest()[:32]
+    steps = db.execute(f"select phase::varchar, rows, accepted, input_tokens, emitted_tokens from steps where request_id = {request} order by step_id").fetchall()
+    prompt = [token for phase, _, _, tokens, _ in steps if phase == "prefill" for token in tokens]
+    output = [token for *_, emitted in steps for token in emitted]
+    windows = [x for phase, rows, accepted, tokens, _ in steps if phase == "verify" for x in [rows, accepted, *tokens]]
+    length = db.execute(f"select prompt_tokens from requests where request_id = {request}").fetchone()
+    known = any(prompt) and (length is None or length[0] == len(prompt))
+    return [digest(prompt) if known else None, digest(output), digest(windows)]
+
+
+def check_routers(db, report, key, module, phase, k, experts):
+    """Rows that are no windows: the draft module's in verify steps, the target's in prefill steps."""
+    chosen = f"select step_id from steps where phase::varchar = '{phase}'"
+    layers = db.execute(f"""
+        select layer, count(*) from routes semi join ({chosen}) using (step_id)
+        where module::varchar = '{module}' group by layer order by layer""").fetchall()
     if not layers:
-        same("draft", report["draft"], None)
+        same(key, report[key], None)
         return
-    same("draft.layers.length", len(report["draft"]["layers"]), len(layers))
-    for found, (layer, rows) in zip(report["draft"]["layers"], layers):
-        same(f"draft[{layer}].layer", found["layer"], layer)
-        same(f"draft[{layer}].rows", found["rows"], rows)
-        slots = " union all ".join(f"select step_id, e{i} as id from routes where module::varchar = 'draft' and layer = {layer}" for i in range(k))
-        counts = dict(db.execute(f"select id, count(*) from ({slots}) semi join verify using (step_id) group by id").fetchall())
-        check_load(f"draft[{layer}].load", found["load"], counts, experts)
+    same(f"{key}.layers.length", len(report[key]["layers"]), len(layers))
+    for found, (layer, rows) in zip(report[key]["layers"], layers):
+        same(f"{key}[{layer}].layer", found["layer"], layer)
+        same(f"{key}[{layer}].rows", found["rows"], rows)
+        slots = " union all ".join(f"select step_id, e{i} as id from routes where module::varchar = '{module}' and layer = {layer}" for i in range(k))
+        counts = dict(db.execute(f"select id, count(*) from ({slots}) semi join ({chosen}) using (step_id) group by id").fetchall())
+        check_load(f"{key}[{layer}].load", found["load"], counts, experts)
+
+
+def check_telemetry(db, found, manifest):
+    """Means of the samples over at most 96 spans of equal length."""
+    count = db.execute("select count(*) from telemetry").fetchone()[0] if manifest["tables"].get("telemetry") else 0
+    if not count:
+        same("telemetry", found, None)
+        return
+    same("telemetry.samples", found["samples"], count)
+    first, last = db.execute("select min(time_ns), max(time_ns) from telemetry").fetchone()
+    spans, length = min(count, 96), max(last - first, 1)
+    columns = {
+        "host_load": "host_load", "cpu_mhz": "cpu_mhz", "sm_clock_mhz": "sm_clock_mhz", "power_w": "power_w",
+        "temperature_c": "temperature_c", "memory_bytes": "coalesce(memory_used_bytes, rss_bytes)",
+    }
+    for key, sql in columns.items():
+        groups = [[] for _ in range(spans)]
+        for time, value in db.execute(f"select time_ns, {sql} from telemetry").fetchall():
+            if value is not None:
+                groups[min(int((time - first) / length * spans), spans - 1)].append(float(value))
+        same(f"telemetry.{key}", found[key], [math.fsum(g) / len(g) if g else None for g in groups])
+    began = (first - manifest["started_unix_ns"]) / 1e9
+    same("telemetry.time_s", found["time_s"], [began + (i + 0.5) / spans * length / 1e9 for i in range(spans)])
 
 
 def main():
@@ -308,6 +366,7 @@ def main():
     requests = "select request_id from steps union select request_id from requests"
     same("totals.requests", totals["requests"], db.execute(f"select count(*) from ({requests})").fetchone()[0])
     check_acceptance(db, report)
+    check_telemetry(db, report["telemetry"], manifest)
 
     lengths = db.execute("select rows, count(*) from windows group by rows order by count(*) desc, rows desc").fetchall()
     dominant = lengths[0][0]
@@ -323,6 +382,7 @@ def main():
         same(f"{where}.k", found["k"], k)
         same(f"{where}.experts", found["experts"], experts)
         check_load(f"{where}.load", found["load"], counts, experts)
+        same(f"{where}.load_by_expert", found["load_by_expert"], [counts.get(e, 0) for e in range(experts)] if counts else None)
         loads.append(found["load"])
         check_windows(db, where, found, [layer], k, experts, popular, kept_only)
         check_coverage(db, f"{where}.mass_coverage", found["mass_coverage"], [layer], dominant, k, manifest["router_weights"])
@@ -347,7 +407,13 @@ def main():
     for key, value in spread.items():
         same(f"overall.layer_spread.{key}", overall["layer_spread"][key], value)
     check_requests(db, report, dominant, kept_only)
-    check_draft(db, report, k, experts)
+    check_routers(db, report, "draft", "draft", "verify", k, experts)
+    check_routers(db, report, "prefill", "target", "prefill", k, experts)
+    advice.check(db, report, manifest, same, interval)
+    sections.check_groups(db, report, manifest, same, interval)
+    sections.check_parallel(db, report, manifest, same)
+    if not kept_only:
+        cost.check(db, report, manifest, dominant, layers, k, same, failures)
 
     if failures:
         print("\n".join(failures[:20]), f"{len(failures)} of {compared} numbers differ", sep="\n")

@@ -2,12 +2,12 @@
 
 use crate::analysis::source::{RouteSlice, RouteSource};
 use crate::analysis::steps::StepRow;
-use crate::analysis::{AnalysisError, Input, Options, analyze_input};
+use crate::analysis::{AnalysisError, Input, KernelSource, Options, StepTime, Timed, Wanted, analyze_input};
 use crate::metric::report::Report;
-use crate::trace::Phase;
 use crate::trace::manifest::{
     DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, WindowCompleteness,
 };
+use crate::trace::{Kernels, Phase, RequestEvent};
 
 /// One row of `routes`.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,23 +26,41 @@ pub struct Memory {
     pub manifest: Manifest,
     pub steps: Vec<StepRow>,
     pub routes: Vec<Route>,
+    pub draft_probs: Vec<Option<Vec<f32>>>,
+    pub requests: Vec<RequestEvent>,
     /// First step of every unit but the first.
     pub cuts: Vec<u32>,
     /// Rows per slice.
     pub slice: usize,
+    /// One a step, or none at all.
+    pub times: Vec<StepTime>,
+    /// Operations in order of steps.
+    pub kernels: Kernels,
 }
 
 impl Memory {
     /// A trace without steps.
     pub fn new(layers: &[u16], experts: u16, k: u16) -> Self {
-        Self { manifest: manifest(layers, experts, k), steps: Vec::new(), routes: Vec::new(), cuts: Vec::new(), slice: 1000 }
+        Self {
+            manifest: manifest(layers, experts, k),
+            steps: Vec::new(),
+            routes: Vec::new(),
+            draft_probs: Vec::new(),
+            requests: Vec::new(),
+            cuts: Vec::new(),
+            slice: 1000,
+            times: Vec::new(),
+            kernels: Kernels::default(),
+        }
     }
 
     /// Appends a verify step; `ids[layer place][row]`.
     pub fn verify(&mut self, request_id: u32, accepted: u16, ids: &[Vec<Vec<u16>>]) {
         let step_id = self.steps.last().map_or(0, |s| s.step_id + 1);
         let rows = ids.first().map_or(0, Vec::len) as u16;
-        self.steps.push(StepRow { step_id, request_id, phase: Phase::Verify, rows, accepted, emitted: u32::from(accepted) + 1 });
+        let emitted = u32::from(accepted) + 1;
+        let context_len = self.steps.iter().filter(|s| s.request_id == request_id).map(|s| s.emitted).sum();
+        self.steps.push(StepRow { step_id, request_id, phase: Phase::Verify, rows, accepted, emitted, context_len });
         let layers = self.manifest.model.moe_layers.clone();
         for (&layer, rows) in layers.iter().zip(ids) {
             for (row, ids) in (0u16..).zip(rows) {
@@ -52,12 +70,35 @@ impl Memory {
     }
 
     pub fn try_report(&self) -> Result<Report, AnalysisError> {
-        let input = Input { name: "memory", manifest: &self.manifest, steps: &self.steps, requests: &[], routes: self };
-        analyze_input(&input, &Options { resamples: 200, seed: 1 })
+        self.try_report_of(&Wanted::default())
+    }
+
+    pub fn try_report_of(&self, wanted: &Wanted) -> Result<Report, AnalysisError> {
+        let input = Input {
+            name: "memory",
+            manifest: &self.manifest,
+            steps: &self.steps,
+            draft_probs: &self.draft_probs,
+            requests: &self.requests,
+            routes: self,
+            timed: Timed { times: &self.times, kernels: self },
+            baseline: None,
+        };
+        analyze_input(&input, &Options { resamples: 200, seed: 1 }, wanted)
     }
 
     pub fn report(&self) -> Report {
         self.try_report().unwrap()
+    }
+}
+
+impl KernelSource for Memory {
+    fn any(&self) -> bool {
+        !self.kernels.is_empty()
+    }
+
+    fn each(&self, sink: &mut dyn FnMut(&Kernels) -> Result<(), AnalysisError>) -> Result<(), AnalysisError> {
+        sink(&self.kernels)
     }
 }
 
@@ -113,7 +154,7 @@ pub fn manifest(layers: &[u16], experts: u16, k: u16) -> Manifest {
             bytes_per_expert: 12288,
             bytes_other_per_step: None,
         },
-        drafter: DrafterInfo { kind: "mtp".into(), draft_len: 3 },
+        drafter: DrafterInfo { kind: "mtp".into(), draft_len: 3, bytes_per_draft: None },
         sampling: SamplingInfo { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, max_new_tokens: 64, ignore_eos: false },
         verification: Verification::Exact,
         engine: "test".into(),

@@ -66,6 +66,12 @@ fn check(stats: &WindowStats, all: &[Window], k: usize, experts: usize) -> Resul
         set(&w.rows[w.accepted + 1..]).iter().filter(|e| !kept.contains(e)).count() as f64
     };
     prop_assert!(close(stats.wasted_mean, mean(of.iter().map(wasted))));
+    let by_row = stats.wasted_by_row.as_ref().unwrap();
+    for j in 0..n {
+        let added = |w: &&Window| if j > w.accepted { prefix(w, j) - prefix(w, j - 1) } else { 0.0 };
+        prop_assert!(close(Some(by_row[j]), mean(of.iter().map(added))));
+    }
+    prop_assert!(close(stats.wasted_mean, Some(by_row.iter().sum())));
     let marginals = |kept: bool| {
         let rows = of.iter().flat_map(move |w| (0..n).filter(move |&i| (i <= w.accepted) == kept).map(move |i| (w, i)));
         mean(rows.map(|(w, i)| prefix(w, i) - if i > 0 { prefix(w, i - 1) } else { 0.0 }))
@@ -113,6 +119,7 @@ fn traces() -> impl Strategy<Value = Memory> {
         |((k, experts), steps, first, slice, mut cuts)| {
             let layers = [2, 7];
             let mut trace = Memory::new(&layers, experts as u16, k as u16);
+            trace.manifest.model.draft_layers = vec![7, 42];
             let mut step_id = first;
             for (request_id, kind, accepted, mut random, gap, drafts) in steps {
                 let (phase, rows) = match kind {
@@ -124,7 +131,7 @@ fn traces() -> impl Strategy<Value = Memory> {
                 };
                 let accepted = if phase == Phase::Verify { accepted.min(rows - 1) } else { 0 };
                 step_id += gap;
-                trace.steps.push(StepRow { step_id, request_id, phase, rows, accepted, emitted: 1 });
+                trace.steps.push(StepRow { step_id, request_id, phase, rows, accepted, emitted: 1, context_len: step_id });
                 let mut chosen = || {
                     let mut pool: Vec<u16> = (0..experts as u16).collect();
                     let mut draw = |pool: &mut Vec<u16>| {

@@ -1,0 +1,213 @@
+//! The best draft length, and what would help: everything out of one recording.
+
+mod confidence;
+mod prefixes;
+mod step_cost;
+
+use super::groups::tags;
+use super::pass::{PassCounts, Plan};
+use super::stats::{Clusters, percentile_interval};
+use super::{Input, Options, Wanted};
+use crate::metric::Interval;
+use crate::metric::advice::{Advice, Best, Budget, DraftLength, GroupAdvice, WhatIf};
+use crate::metric::report::{Overall, Report};
+use crate::trace::manifest::WindowCompleteness;
+use prefixes::{DraftSums, Ideal, Point, Windows, best, curve};
+use std::collections::BTreeMap;
+use step_cost::StepCost;
+
+/// Below this number of requests the bootstrap's intervals are too narrow.
+const FEW_REQUESTS: usize = 10;
+/// Shares of the gate mass that budgets of experts are looked for at.
+const BUDGET_MASS: [f64; 6] = [0.8, 0.9, 0.95, 0.98, 0.99, 0.999];
+
+/// The advice of a trace whose windows have `rows` rows; `None` when rejected rows are unknown or there are no windows.
+pub fn advice(
+    input: &Input<'_>,
+    plan: &Plan<'_>,
+    counts: &PassCounts,
+    rows: usize,
+    report: &Report,
+    options: &Options,
+    wanted: &Wanted,
+) -> Option<Advice> {
+    if input.manifest.window_completeness != WindowCompleteness::Full || rows < 2 {
+        return None;
+    }
+    let windows = Windows::new(plan.steps, &counts.steps, rows);
+    let requests = windows.by_request(|_| true);
+    if requests.is_empty() {
+        return None;
+    }
+    let experts: u64 = windows.steps.iter().map(|(_, sum)| sum.union()).sum();
+    let decode_experts = (plan.k * windows.layers as usize) as f64;
+    // Measured or modelled, never both.
+    let per_step = experts as f64 / windows.steps.len() as f64;
+    let measured = || StepCost::measured(report, windows.drafts, per_step, decode_experts, wanted.draft_cost);
+    let cost = if wanted.model_only { None } else { measured() };
+    let cost = cost.or_else(|| StepCost::model(input.manifest, windows.layers, wanted.draft_cost));
+    let view = View { windows: &windows, cost: cost.as_ref(), options };
+    let all = view.sums(&requests);
+    let points = view.curve(&all.totals(), Ideal::default());
+    let by_draft_len = view.by_draft_len(&all, &points);
+    let best_at = best(&points);
+    let request_id = |at: u32| plan.steps.requests.get(at as usize).map_or(at, |r| r.request_id);
+    let mut assumptions = vec![
+        "a shorter draft length is judged by the first drafts of the recorded windows; recorded with it, windows would start at other \
+         tokens"
+            .to_owned(),
+    ];
+    assumptions.extend(cost.iter().flat_map(|c| c.assumptions.clone()));
+    if (2..FEW_REQUESTS).contains(&requests.len()) {
+        assumptions.push(format!("intervals come from {} requests; of fewer than {FEW_REQUESTS} they are too narrow", requests.len()));
+    }
+    assumptions.push("the best of several draft lengths is chosen and judged by the same steps".to_owned());
+    let tokens = points.last().map_or(1.0, |p| p.tokens);
+    Some(Advice {
+        best_draft_len: best_at.map(|at| at as u16),
+        recorded_draft_len: windows.drafts as u16,
+        cost_source: cost.as_ref().map(|c| c.source),
+        steps: windows.steps.len() as u64,
+        steps_left_out: windows.left_out,
+        requests: requests.len() as u64,
+        by_draft_len,
+        request_speedup_mean: best_at.map(|at| {
+            let speedup = |(_, sums): &(u32, DraftSums)| view.curve(&sums.row().collect::<Vec<f64>>(), Ideal::default())[at].speedup;
+            requests.iter().map(speedup).sum::<f64>() / requests.len() as f64
+        }),
+        by_tag: by_tag(input, plan, &view, &requests),
+        by_request: requests.iter().map(|r| view.group(request_id(r.0).to_string(), std::slice::from_ref(r))).collect(),
+        what_if: what_if(&view, &all.totals()),
+        confidence: confidence::sweep(&windows, input.draft_probs, cost.as_ref(), options),
+        expert_budget: report.overall.as_ref().and_then(|overall| budget(overall, &windows, cost.as_ref(), tokens)),
+        assumptions,
+    })
+}
+
+struct View<'a> {
+    windows: &'a Windows<'a>,
+    cost: Option<&'a StepCost>,
+    options: &'a Options,
+}
+
+impl View<'_> {
+    fn sums(&self, requests: &[(u32, DraftSums)]) -> Clusters {
+        let mut clusters = Clusters::new(2 * self.windows.drafts + 3);
+        requests.iter().for_each(|(_, sums)| clusters.push(sums.row()));
+        clusters
+    }
+
+    fn curve(&self, row: &[f64], ideal: Ideal) -> Vec<Point> {
+        curve(row, self.windows.layers, self.cost, ideal)
+    }
+
+    fn by_draft_len(&self, all: &Clusters, points: &[Point]) -> Vec<DraftLength> {
+        // Four numbers a length and the best one, all from the same resamples.
+        let draws = all.draws(self.options.resamples, self.options.seed, |row| {
+            let points = self.curve(row, Ideal::default());
+            let best = best(&points).map_or(f64::NAN, |at| at as f64);
+            points.iter().flat_map(|p| [p.tokens, p.union, p.ratio, p.speedup]).chain([best]).collect::<Vec<f64>>()
+        });
+        let interval = |column: usize| -> Option<Interval> { percentile_interval(&draws, column) };
+        let known = |value: f64| value.is_finite().then_some(value);
+        let of = |(length, point): (usize, &Point)| {
+            let before = length.checked_sub(1).and_then(|before| points.get(before));
+            let marginal = before.map(|before| (point.tokens - before.tokens) / (point.ratio - before.ratio));
+            let bests = draws.iter().filter_map(|d| d.last()).filter(|&&best| best == length as f64).count();
+            DraftLength {
+                draft_len: length as u16,
+                tokens_per_step: point.tokens,
+                tokens_per_step_ci95: interval(4 * length),
+                union_mean: point.union,
+                union_ci95: interval(4 * length + 1),
+                step_ratio: known(point.ratio),
+                step_ratio_ci95: interval(4 * length + 2),
+                speedup: known(point.speedup),
+                ci95: interval(4 * length + 3),
+                marginal_utility: marginal.and_then(known),
+                best_share: (!draws.is_empty() && self.cost.is_some()).then(|| bests as f64 / draws.len() as f64),
+            }
+        };
+        points.iter().enumerate().map(of).collect()
+    }
+
+    fn group(&self, key: String, requests: &[(u32, DraftSums)]) -> GroupAdvice {
+        let sums = self.sums(requests);
+        let points = self.curve(&sums.totals(), Ideal::default());
+        let known = |value: f64| value.is_finite().then_some(value);
+        let last = points.last().copied().unwrap_or(Point { tokens: 1.0, union: 0.0, ratio: f64::NAN, speedup: f64::NAN });
+        let best_at = best(&points);
+        let draws = match self.cost {
+            Some(_) => {
+                sums.draws(self.options.resamples, self.options.seed, |row| self.curve(row, Ideal::default()).last().map(|p| p.speedup))
+            }
+            None => Vec::new(),
+        };
+        GroupAdvice {
+            key,
+            requests: requests.len() as u64,
+            steps: requests.iter().map(|(_, s)| s.steps).sum(),
+            best_draft_len: best_at.map(|at| at as u16),
+            best_speedup: best_at.and_then(|at| points.get(at)).map(|p| p.speedup),
+            tokens_per_step: last.tokens,
+            speedup: known(last.speedup),
+            ci95: percentile_interval(&draws, 0),
+        }
+    }
+}
+
+fn by_tag(input: &Input<'_>, plan: &Plan<'_>, view: &View<'_>, requests: &[(u32, DraftSums)]) -> Vec<GroupAdvice> {
+    let by_id: BTreeMap<u32, &(u32, DraftSums)> =
+        requests.iter().filter_map(|r| Some((plan.steps.requests.get(r.0 as usize)?.request_id, r))).collect();
+    let mut groups: BTreeMap<String, BTreeMap<u32, DraftSums>> = BTreeMap::new();
+    for request in input.requests {
+        let Some((at, sums)) = by_id.get(&request.request_id) else { continue };
+        for (name, value) in tags(request) {
+            groups.entry(format!("{name}={value}")).or_default().insert(*at, sums.clone());
+        }
+    }
+    groups.into_iter().map(|(key, requests)| view.group(key, &requests.into_iter().collect::<Vec<_>>())).collect()
+}
+
+fn what_if(view: &View<'_>, totals: &[f64]) -> Option<WhatIf> {
+    let best_of = |ideal| {
+        let points = view.curve(totals, ideal);
+        best(&points).map(|at| Best { draft_len: at as u16, speedup: points[at].speedup })
+    };
+    let none = Ideal::default();
+    Some(WhatIf {
+        as_recorded: best_of(none)?,
+        perfect_drafter: best_of(Ideal { drafter: true, ..none })?,
+        perfect_overlap: best_of(Ideal { overlap: true, ..none })?,
+        free_drafting: best_of(Ideal { free_drafts: true, ..none })?,
+        both: best_of(Ideal { drafter: true, overlap: true, ..none })?,
+    })
+}
+
+/// Budgets at which windows keep the shares [`BUDGET_MASS`] of their gate mass, the smallest that does.
+///
+/// union(B) = Σ_u windows(u) min(u, B) / Σ_u windows(u); step_ratio and speedup at the recorded γ and τ.
+fn budget(overall: &Overall, windows: &Windows<'_>, cost: Option<&StepCost>, tokens: f64) -> Option<Vec<Budget>> {
+    let (coverage, union) = (overall.mass_coverage.as_ref()?, overall.stats.union.as_ref()?);
+    let count: u64 = union.histogram.iter().sum();
+    let mut budgets: Vec<Budget> = Vec::new();
+    for wanted in BUDGET_MASS {
+        let Some(at) = coverage.iter().position(|&mass| mass >= wanted) else { continue };
+        let experts = at as u64 + 1;
+        if budgets.last().is_some_and(|b| u64::from(b.experts) == experts) {
+            continue;
+        }
+        let kept: u64 = union.histogram.iter().zip(0u64..).map(|(n, u)| n * u.min(experts)).sum();
+        let union_mean = kept as f64 / count as f64;
+        let (rows, drafts) = (windows.drafts as f64 + 1.0, windows.drafts as f64);
+        let step_ratio = cost.map(|c| c.verify(1.0, rows, union_mean * f64::from(windows.layers), drafts) / c.decode);
+        budgets.push(Budget {
+            experts: experts as u32,
+            mass: coverage[at],
+            union_mean,
+            step_ratio,
+            speedup: step_ratio.map(|r| tokens / r),
+        });
+    }
+    Some(budgets)
+}

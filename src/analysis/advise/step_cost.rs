@@ -1,0 +1,172 @@
+//! What a step costs by its rows, experts and drafts.
+//!
+//! cost(W, X, d) = fixed + per_expert X + per_row W + per_draft d
+//!
+//! with W rows, X distinct experts summed over the layers and d drafts made. The unit is bytes or nanoseconds and drops out of every
+//! ratio. A step without drafts is a decode step and costs what a decode step costs.
+
+use crate::metric::advice::CostSource;
+use crate::metric::cost::TimeSource;
+use crate::metric::{Report, Unit};
+use crate::trace::manifest::Manifest;
+
+/// Fewer decode steps than this are no measure of one.
+const FEW_DECODE_STEPS: u64 = 10;
+
+/// The coefficients, all from one source.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepCost {
+    /// Where they are from.
+    pub source: CostSource,
+    /// A decode step.
+    pub decode: f64,
+    /// What every verify step costs.
+    pub fixed: f64,
+    /// One distinct expert in one layer.
+    pub per_expert: f64,
+    /// One row.
+    pub per_row: f64,
+    /// One draft.
+    pub per_draft: f64,
+    /// What it takes for granted, in sentences.
+    pub assumptions: Vec<String>,
+}
+
+impl StepCost {
+    /// The model of bytes: a step reads every expert that it touches and all other weights once, a draft its own weights.
+    ///
+    /// `layers` is the number of routed layers that have windows. `draft_cost` is what one draft costs in decode steps, where the
+    /// manifest does not tell. `None` when the bytes of a step or of a draft are unknown.
+    pub fn model(manifest: &Manifest, layers: u32, draft_cost: Option<f64>) -> Option<Self> {
+        let model = &manifest.model;
+        let other = model.bytes_other_per_step.filter(|&bytes| bytes > 0)? as f64;
+        let per_expert = model.bytes_per_expert as f64;
+        let decode = other + per_expert * f64::from(model.experts_per_token) * f64::from(layers);
+        let mut assumptions = vec![format!(
+            "model, not measured: a step costs the bytes of weights that it reads, {} for each distinct expert and {} besides; \
+             state, cache, activations, arithmetic, launches and host time are not in it",
+            Unit::Bytes.show(per_expert),
+            Unit::Bytes.show(other)
+        )];
+        let per_draft = match (draft_cost, manifest.drafter.bytes_per_draft) {
+            (Some(share), _) => {
+                assumptions.push(format!("a draft costs {share} decode steps, as given"));
+                share * decode
+            }
+            (None, Some(bytes)) => {
+                assumptions.push(format!("a draft reads {}", Unit::Bytes.show(bytes as f64)));
+                bytes as f64
+            }
+            (None, None) => return None,
+        };
+        Some(Self { source: CostSource::Model, decode, fixed: other, per_expert, per_row: 0.0, per_draft, assumptions })
+    }
+
+    /// The measured times of a report whose verify steps have `drafts` drafts and touch `experts` distinct experts on average, summed
+    /// over the layers, where a decode step touches `decode_experts`. `None` where a verify ratio or the cost of an expert is unknown, or
+    /// fewer than ten decode steps stand behind it.
+    ///
+    /// With D and V the mean times of whole decode and verify steps, D' and V' of their passes and b the time of an expert:
+    ///
+    /// * per_draft = ((V - D) - (V' - D')) / γ: drafting, sampling and commit
+    /// * per_row = (V' - D' - b (experts - decode_experts)) / γ: what is left of the pass
+    /// * fixed = D - b decode_experts - per_row
+    ///
+    /// so that a decode step costs D and the mean verify step V. D = 100, V = 190, D' = 80, V' = 140, b = 2, 20 experts of 8 in three
+    /// drafts: per_draft = 10, per_row = (60 - 24) / 3 = 12, fixed = 72.
+    pub fn measured(report: &Report, drafts: usize, experts: f64, decode_experts: f64, draft_cost: Option<f64>) -> Option<Self> {
+        let cost = report.cost.as_ref()?;
+        let decodes: u64 = cost.contexts.iter().filter(|c| c.verify_steps > 0).map(|c| c.decode_steps).sum();
+        if decodes < FEW_DECODE_STEPS {
+            return None;
+        }
+        let source = match cost.source? {
+            TimeSource::Cpu => "wall times of the CPU engine",
+            TimeSource::Device => "the device's times",
+            TimeSource::Host => "the host's times around the device's passes",
+        };
+        let decode = cost.decode_step_us?;
+        let pass = cost.decode_us? * (cost.verify_ratio? - 1.0);
+        let step = decode * (cost.step_ratio? - 1.0);
+        let per_expert = report.overall.as_ref()?.cost.as_ref()?.us_per_expert.filter(|&us| us > 0.0)?;
+        let drafts = drafts as f64;
+        let per_row = (pass - per_expert * (experts - decode_experts)) / drafts;
+        let per_draft = draft_cost.map_or((step - pass) / drafts, |share| share * decode);
+        let us = |us: f64| Unit::Microseconds.show(us);
+        let mut assumptions = vec![format!(
+            "measured, {source}: {} a decode step, {} a verify step; {} of a pass for each distinct expert (least squares), the rest of it in \
+             proportion to the further rows, drafting and commit to the drafts",
+            us(decode),
+            us(decode + step),
+            us(per_expert)
+        )];
+        assumptions.push("intervals are those of tokens and experts; how sure the times are is in `cost`".to_owned());
+        assumptions.extend(draft_cost.map(|share| format!("a draft costs {share} decode steps, as given")));
+        let fixed = decode - per_expert * decode_experts - per_row;
+        Some(Self { source: CostSource::Measured, decode, fixed, per_expert, per_row, per_draft, assumptions })
+    }
+
+    /// Cost of steps: their number, and sums over them of rows, experts and drafts made.
+    pub fn verify(&self, steps: f64, rows: f64, experts: f64, drafts: f64) -> f64 {
+        self.fixed * steps + self.per_row * rows + self.per_expert * experts + self.per_draft * drafts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::tests::memory::manifest;
+
+    /// Two layers, k = 2: 12 288 bytes an expert, 4 * 12 288 other ones, so that a decode step reads eight experts' worth.
+    fn known() -> Manifest {
+        let mut manifest = manifest(&[1, 2], 6, 2);
+        manifest.model.bytes_other_per_step = Some(4 * 12_288);
+        manifest.drafter.bytes_per_draft = Some(12_288);
+        manifest
+    }
+
+    #[test]
+    fn worked_example() {
+        let cost = StepCost::model(&known(), 2, None).unwrap();
+        assert_eq!((cost.source, cost.decode / 12_288.0), (CostSource::Model, 8.0));
+        // A verify step of 3 rows with unions of 4 and 5 and 2 drafts: 4 + 9 + 2 = 15.
+        assert_eq!(cost.verify(1.0, 3.0, 9.0, 2.0) / 12_288.0, 15.0);
+        // Half a decode step a draft.
+        assert_eq!(StepCost::model(&known(), 2, Some(0.5)).unwrap().per_draft / 12_288.0, 4.0);
+        assert!(cost.assumptions[0].starts_with("model, not measured"));
+    }
+
+    #[test]
+    fn worked_example_of_measured_times() {
+        let mut trace = crate::analysis::tests::memory::Memory::new(&[1, 2], 64, 4);
+        trace.verify(0, 1, &[vec![vec![0, 1, 2, 3]; 4], vec![vec![0, 1, 2, 3]; 4]]);
+        let mut report = trace.report();
+        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), None, "nothing was measured");
+        let cost = report.cost.as_mut().unwrap();
+        (cost.source, cost.decode_us, cost.decode_step_us) = (Some(TimeSource::Cpu), Some(80.0), Some(100.0));
+        (cost.verify_ratio, cost.step_ratio) = (Some(1.75), Some(1.9));
+        cost.contexts = vec![crate::metric::cost::ContextBucket { from: 0, to: 63, verify_steps: 1, decode_steps: 10 }];
+        let fit = |us_per_expert| Some(crate::metric::cost::ExpertCost { us_per_expert, ..Default::default() });
+        report.overall.as_mut().unwrap().cost = fit(None);
+        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), None, "an expert's cost is unknown");
+        report.overall.as_mut().unwrap().cost = fit(Some(2.0));
+        let cost = StepCost::measured(&report, 3, 20.0, 8.0, None).unwrap();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        near(cost.per_draft, 10.0);
+        near(cost.per_row, 12.0);
+        near(cost.fixed, 72.0);
+        near(cost.verify(1.0, 4.0, 20.0, 3.0), 190.0);
+        near(cost.verify(1.0, 1.0, 8.0, 0.0), 100.0);
+        near(StepCost::measured(&report, 3, 20.0, 8.0, Some(0.3)).unwrap().per_draft, 30.0);
+    }
+
+    #[test]
+    fn unknown_bytes_give_no_cost() {
+        let mut manifest = known();
+        manifest.drafter.bytes_per_draft = None;
+        assert_eq!(StepCost::model(&manifest, 2, None), None);
+        assert!(StepCost::model(&manifest, 2, Some(0.0)).is_some());
+        manifest.model.bytes_other_per_step = None;
+        assert_eq!(StepCost::model(&manifest, 2, Some(0.1)), None);
+    }
+}

@@ -1,0 +1,278 @@
+//! What steps and experts cost: times joined with unions, verify steps matched with decode steps.
+//!
+//! `collect` reads the operations once into integer sums; `regression` fits experts' times, `ratios` compares steps, `bytes`
+//! answers with bytes where no time was measured.
+
+mod bytes;
+mod collect;
+mod ratios;
+mod regression;
+#[cfg(test)]
+mod tests;
+
+use super::pass::{PassCounts, Plan};
+use super::steps::{StepRow, StepTable};
+use super::{AnalysisError, Input, Options};
+use crate::metric::cost::{Attribution, ComponentTime, ExpertsSplit, LayerTime, StepCost, TimeSource};
+use crate::metric::report::Report;
+use crate::trace::manifest::{Manifest, Warning, WindowCompleteness};
+use crate::trace::{Component, Kernels, Phase};
+use collect::{Collected, Collector, Place};
+use ratios::Matched;
+use std::collections::BTreeMap;
+
+/// Times of one step, beside its [`StepRow`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepTime {
+    /// Tokens in the cache before it.
+    pub context_len: u32,
+    /// Host time of the whole step, ns.
+    pub step_ns: i64,
+    /// Host time of the target's pass, ns.
+    pub target_ns: i64,
+    /// Device time of the step, ns.
+    pub device_ns: Option<i64>,
+}
+
+/// The operations of a trace.
+pub trait KernelSource {
+    /// Whether there are any.
+    fn any(&self) -> bool;
+
+    /// Hands them over in order of steps, some at a time.
+    ///
+    /// # Errors
+    /// When they cannot be read, or what `sink` returned.
+    fn each(&self, sink: &mut dyn FnMut(&Kernels) -> Result<(), AnalysisError>) -> Result<(), AnalysisError>;
+}
+
+/// A trace's times.
+#[derive(Clone, Copy)]
+pub struct Timed<'a> {
+    /// One a step.
+    pub times: &'a [StepTime],
+    /// Its operations.
+    pub kernels: &'a dyn KernelSource,
+}
+
+/// Another trace of plain decoding on the same model and device, whose decode steps are compared with.
+#[derive(Clone, Copy)]
+pub struct Baseline<'a> {
+    /// Its manifest.
+    pub manifest: &'a Manifest,
+    /// Its steps, ascending.
+    pub steps: &'a [StepRow],
+    /// Their times.
+    pub timed: Timed<'a>,
+}
+
+/// Fewer decode steps than this give a ratio that a single disturbed step decides.
+const FEW_DECODE_STEPS: u64 = 10;
+
+/// Whose times a trace has; `None` when those that it has are nobody's.
+fn source_of(manifest: &Manifest, timed: &Timed<'_>) -> Option<TimeSource> {
+    if manifest.emulated {
+        return None;
+    }
+    if manifest.device.kind == "cpu" {
+        return timed.times.iter().any(|t| t.target_ns > 0).then_some(TimeSource::Cpu);
+    }
+    if !timed.times.is_empty() && timed.times.iter().all(|t| t.device_ns.is_some()) {
+        return Some(TimeSource::Device);
+    }
+    timed.times.iter().any(|t| t.target_ns > 0).then_some(TimeSource::Host)
+}
+
+/// The most frequent number of rows among verify steps, the larger on a tie; 0 without any.
+fn most_frequent_rows(steps: &[StepRow]) -> u16 {
+    let mut counts: BTreeMap<u16, u64> = BTreeMap::new();
+    steps.iter().filter(|s| s.phase == Phase::Verify).for_each(|s| *counts.entry(s.rows).or_default() += 1);
+    counts.into_iter().max_by_key(|&(rows, n)| (n, rows)).map_or(0, |(rows, _)| rows)
+}
+
+/// Fills in `time` and `cost` of a report whose unions are there already; gives what limits them.
+///
+/// # Errors
+/// When the operations cannot be read or contradict the other tables.
+pub fn fill(
+    report: &mut Report,
+    input: &Input<'_>,
+    plan: &Plan<'_>,
+    counts: &PassCounts,
+    options: &Options,
+) -> Result<Vec<Warning>, AnalysisError> {
+    let rows = most_frequent_rows(input.steps);
+    let source = source_of(input.manifest, &input.timed);
+    let mut collector = Collector::new(plan, rows);
+    if let Some(source) = source {
+        // The rows that a pass computed are known only where all of them were recorded.
+        let unions = if input.manifest.window_completeness == WindowCompleteness::Full { counts.unions.as_slice() } else { &[] };
+        collector.add(input.steps, plan.steps, &input.timed, source, unions)?;
+        if let Some(baseline) = &input.baseline {
+            check_baseline(input.manifest, baseline, source)?;
+            collector.add_decode(baseline.steps, &StepTable::new(baseline.steps)?, &baseline.timed, source)?;
+        }
+    }
+    let collected = collector.finish();
+    if collected.has_operations {
+        let mut fits = regression::fit(&collected, plan, input.manifest.model.bytes_per_expert, options);
+        if input.manifest.window_completeness != WindowCompleteness::Full {
+            let why = "rejected rows were not recorded: how many experts the passes touched is unknown";
+            fits.layers.iter_mut().chain([&mut fits.overall]).for_each(|fit| fit.unknown_because = Some(why.to_owned()));
+        }
+        for ((slot, layer), fit) in report.layers.iter_mut().enumerate().zip(fits.layers) {
+            layer.time = Some(layer_time(&collected, Place::Layer(slot)));
+            layer.cost = Some(fit);
+        }
+        if let Some(overall) = &mut report.overall {
+            overall.time = Some(all_layers(&collected));
+            overall.cost = Some(fits.overall);
+        }
+    }
+    if report.overall.is_some() || collected.has_steps() {
+        report.cost = Some(step_cost(report, input, &collected, source, options));
+    }
+    Ok(warnings(report, input, &collected, source))
+}
+
+fn check_baseline(manifest: &Manifest, baseline: &Baseline<'_>, source: TimeSource) -> Result<(), AnalysisError> {
+    let other = baseline.manifest;
+    let differs = |what: &str, a: &str, b: &str| Err(AnalysisError::Baseline { reason: format!("its {what} is {b}, not {a}") });
+    let identity = |m: &Manifest| m.model.identity.clone().unwrap_or_else(|| m.model.name.clone());
+    if identity(manifest) != identity(other) {
+        return differs("model", &identity(manifest), &identity(other));
+    }
+    if (&manifest.device.kind, &manifest.device.name) != (&other.device.kind, &other.device.name) {
+        return differs("device", &manifest.device.name, &other.device.name);
+    }
+    if source_of(other, &baseline.timed) != Some(source) {
+        return Err(AnalysisError::Baseline { reason: "its steps have no times of the same kind".into() });
+    }
+    Ok(())
+}
+
+/// ns to µs.
+fn us(ns: f64) -> f64 {
+    ns / 1000.0
+}
+
+fn component_times(collected: &Collected, place: Place) -> Vec<ComponentTime> {
+    let of = |component| {
+        let [verify, decode] = collected.mean_ns(place, component)?;
+        let seen = verify.unwrap_or(0.0) > 0.0 || decode.unwrap_or(0.0) > 0.0;
+        seen.then(|| ComponentTime { component, verify_us: verify.map(us), decode_us: decode.map(us) })
+    };
+    Component::ALL.into_iter().filter_map(of).collect()
+}
+
+fn sum(by_component: Vec<ComponentTime>) -> LayerTime {
+    let total = |of: fn(&ComponentTime) -> Option<f64>| {
+        by_component.iter().map(of).try_fold(0.0, |sum, x| Some(sum + x?)).filter(|_| !by_component.is_empty())
+    };
+    LayerTime { verify_us: total(|c| c.verify_us), decode_us: total(|c| c.decode_us), by_component }
+}
+
+fn layer_time(collected: &Collected, place: Place) -> LayerTime {
+    sum(component_times(collected, place))
+}
+
+/// All routed layers together.
+fn all_layers(collected: &Collected) -> LayerTime {
+    sum(component_times(collected, Place::AllLayers))
+}
+
+fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>, options: &Options) -> StepCost {
+    let matched = Matched::of(&collected.buckets);
+    let intervals = ratios::intervals(collected, options);
+    let verify_ratio = matched.and_then(|m| m.ratio(m.verify_ns, m.decode_ns));
+    let step_ratio = matched.and_then(|m| m.ratio(m.verify_step_ns, m.decode_step_ns));
+    let tokens_per_step = collected.tokens_per_step();
+    let speedup = tokens_per_step.zip(step_ratio).map(|(tokens, ratio)| tokens / ratio);
+    let known = |value: Option<f64>, interval| value.and(interval);
+    let attribution = attribution(collected);
+    let delta = matched.map(|m| us(m.verify_step_ns - m.decode_step_ns));
+    let accounted: Option<f64> = attribution.iter().map(|a| a.delta_us).try_fold(0.0, |sum, d| Some(sum + d?));
+    let share = |a: Attribution| Attribution { share_of_delta: a.delta_us.zip(delta.filter(|d| *d != 0.0)).map(|(a, d)| a / d), ..a };
+    let experts_split = experts_split(report, &attribution);
+    StepCost {
+        source: source.filter(|_| collected.has_steps()),
+        verify_ratio,
+        verify_ratio_ci95: known(verify_ratio, intervals.verify_ratio),
+        step_ratio,
+        step_ratio_ci95: known(step_ratio, intervals.step_ratio),
+        break_even: step_ratio,
+        break_even_ci95: known(step_ratio, intervals.step_ratio),
+        speedup,
+        speedup_ci95: known(speedup, intervals.speedup),
+        tokens_per_step,
+        verify_us: collected.verify_mean_ns(|c| c.pass_ns).map(us),
+        decode_us: matched.map(|m| m.decode_ns).or_else(|| collected.decode_mean_ns(|c| c.pass_ns)).map(us),
+        verify_step_us: collected.verify_mean_ns(|c| c.step_ns).map(us),
+        decode_step_us: matched.map(|m| m.decode_step_ns).or_else(|| collected.decode_mean_ns(|c| c.step_ns)).map(us),
+        contexts: collected.contexts(),
+        unattributed_us: if attribution.is_empty() { None } else { delta.zip(accounted).map(|(d, a)| d - a) },
+        attribution: attribution.into_iter().map(share).collect(),
+        experts_split,
+        bytes: bytes::of_windows(report, input.manifest, tokens_per_step),
+        model: bytes::model(report, input.manifest, tokens_per_step),
+    }
+}
+
+fn attribution(collected: &Collected) -> Vec<Attribution> {
+    let of = |c: ComponentTime| Attribution {
+        component: c.component,
+        decode_us: c.decode_us,
+        verify_us: c.verify_us,
+        delta_us: c.verify_us.zip(c.decode_us).map(|(verify, decode)| verify - decode),
+        share_of_delta: None,
+    };
+    component_times(collected, Place::Everything).into_iter().map(of).collect()
+}
+
+/// b Σ_layers (mean union - k), and the rest of the experts' difference.
+fn experts_split(report: &Report, attribution: &[Attribution]) -> Option<ExpertsSplit> {
+    let overall = report.overall.as_ref()?;
+    let slope = overall.cost.as_ref()?.us_per_expert?;
+    let delta = attribution.iter().find(|a| a.component == Component::Experts)?.delta_us?;
+    let more = |l: &crate::metric::report::LayerReport| Some(l.stats.union.as_ref()?.mean - f64::from(l.k));
+    let union_us = slope * report.layers.iter().filter_map(more).sum::<f64>();
+    Some(ExpertsSplit { union_us, shape_us: delta - union_us })
+}
+
+fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let mut warn = |code: &str, message: String| warnings.push(Warning::new(code, message));
+    if !collected.has_operations {
+        warn("no_device_times", "the trace has no times of operations: `time`, cost per expert and the attribution are unknown".into());
+    }
+    let Some(cost) = &report.cost else { return warnings };
+    match source.filter(|_| collected.has_steps()) {
+        Some(TimeSource::Cpu) => {
+            warn("cpu_times", format!("times are wall times of the CPU engine on {}, not of a GPU", input.manifest.device.name));
+        }
+        Some(TimeSource::Host) => {
+            warn("host_times", "the device's own times were not recorded: times are the host's around its passes".into())
+        }
+        Some(TimeSource::Device) | None => {}
+    }
+    let (verify, decode) = collected.steps();
+    if verify > 0 && decode == 0 {
+        let message = "no plain decode step was recorded: the verify ratio is unknown; record with --baseline-steps, or give a trace of \
+                       plain decoding with --baseline";
+        warn("no_decode_steps", message.into());
+    } else if verify > 0 && decode < FEW_DECODE_STEPS {
+        warn("few_decode_steps", format!("only {decode} decode steps: their mean, and every ratio, is uncertain beyond its interval"));
+    }
+    let left_out: u64 = cost.contexts.iter().filter(|c| c.decode_steps == 0).map(|c| c.verify_steps).sum();
+    if decode > 0 && left_out > 0 {
+        let message = format!(
+            "{left_out} of {verify} verify steps have context lengths that no decode step has: they are left out of the verify ratio, which \
+             compares steps of the same octave of context length"
+        );
+        warn("context_mismatch", message);
+    }
+    if let Some(why) = report.overall.as_ref().and_then(|o| o.cost.as_ref()?.unknown_because.clone()) {
+        warn("no_cost_per_expert", why);
+    }
+    warnings
+}

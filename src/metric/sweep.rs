@@ -1,0 +1,66 @@
+//! Recordings over a grid, side by side, and what the longest of them predicted of the shorter ones.
+
+use super::Interval;
+use super::advice::CostSource;
+use serde::{Deserialize, Serialize};
+
+/// The value of `schema` in every comparison of this version.
+pub const SCHEMA: &str = "specprof.sweep/1";
+
+/// The comparison of a sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The model's name.
+    pub model: String,
+    /// The cells: by drafter, temperature, tag, then draft length.
+    pub cells: Vec<SweepCell>,
+}
+
+/// One recording of the grid.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepCell {
+    /// Directory of its trace, below the sweep's.
+    pub name: String,
+    /// `mtp`, `ngram` or `none`.
+    pub drafter: String,
+    /// Drafts per step; 0 without a drafter.
+    pub draft_len: u16,
+    /// Sampling temperature.
+    pub temperature: f64,
+    /// `NAME=VALUE` that its prompts have in common, when the grid is over a tag.
+    pub tag: Option<String>,
+    /// Number of requests.
+    pub requests: u64,
+    /// Number of verify steps.
+    pub verify_steps: u64,
+    /// What was recorded.
+    pub recorded: SweepPoint,
+    /// What the longest recording of the same drafter, temperature and tag says of this draft length; `None` for itself, and where
+    /// more than a tenth of its windows are not of its draft length.
+    pub predicted: Option<SweepPoint>,
+    /// The recording that it is predicted by.
+    pub predicted_by: Option<String>,
+}
+
+/// Numbers of one draft length; each interval is a bootstrap over requests.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct SweepPoint {
+    /// Mean accepted drafts + 1; 1 without a drafter.
+    pub tokens_per_step: Option<f64>,
+    /// Its interval.
+    pub tokens_per_step_ci95: Option<Interval>,
+    /// Mean distinct experts of a window in one layer.
+    pub union_mean: Option<f64>,
+    /// Its interval.
+    pub union_ci95: Option<Interval>,
+    /// Where costs come from; measured and modelled speedups are not comparable.
+    pub cost_source: Option<CostSource>,
+    /// Cost of a step in decode steps.
+    pub step_ratio: Option<f64>,
+    /// tokens_per_step / step_ratio.
+    pub speedup: Option<f64>,
+    /// Its interval.
+    pub ci95: Option<Interval>,
+}
