@@ -1,9 +1,19 @@
-//! Report structs to text and JSON. Knows widths and colours, not where the numbers come from.
+//! Report structs to text, Markdown, CSV, JSON and HTML. Knows widths and colours, not where the numbers come from.
 
+pub mod advice;
 mod bars;
+mod cost;
+pub mod html;
 pub mod json;
-mod table;
+mod lookup;
+pub mod markdown;
+mod sections;
+pub mod side_by_side;
+mod svg;
+pub mod sweep;
+pub mod table;
+pub mod tables;
 pub mod text;
-mod wrap;
+pub(crate) mod wrap;
 
 pub use text::TextOptions;

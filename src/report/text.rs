@@ -1,8 +1,11 @@
 //! The report for people: facts of the run, acceptance, unions by layer, and what limits them.
 
-use super::bars::{bar, spark};
+use super::bars::spark;
+use super::cost;
+use super::sections;
 use super::table::{self, Column};
-use super::wrap::{paragraph, plain};
+use super::tables::{self, LayerRow, Look};
+use super::wrap::{paragraph, plain, titled};
 use crate::metric::report::{LayerReport, Overall, Report, RunFacts, WindowStats};
 use crate::metric::{Interval, METRICS, Unit};
 use crate::trace::manifest::{Verification, WindowCompleteness};
@@ -12,7 +15,6 @@ use anstyle::{AnsiColor, Style};
 const WORST: usize = 3;
 /// Layers in the table when not all are asked for.
 const FEW: usize = 5;
-const BAR: usize = 16;
 
 /// How to show a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,17 +43,30 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
     let mut out = view.header();
     out.push('\n');
     out.push_str(&view.acceptance());
+    out.push_str(&view.cost());
     if let Some(overall) = &report.overall {
         out.push_str(&view.unions(overall));
         out.push('\n');
         out.push_str(&view.layers());
     }
-    out.push_str(&view.draft());
+    out.push_str(&view.attribution());
+    out.push_str(&view.routers());
+    if let Some(groups) = &report.groups {
+        out.push_str(&sections::groups(groups, options));
+    }
+    if let Some(parallel) = &report.expert_parallel {
+        out.push_str(&sections::parallel(parallel, options));
+    }
     out.push_str(&view.warnings());
     if options.explain {
         out.push_str(&view.explanations());
     }
     out
+}
+
+/// The run's facts, as every page about a trace begins: model, quantisation, drafting, workload, device.
+pub(super) fn header(report: &Report, options: &TextOptions) -> String {
+    View { report, options }.header()
 }
 
 struct View<'a> {
@@ -65,11 +80,7 @@ impl View<'_> {
     }
 
     fn lines(&self, title: &str, text: &str) -> String {
-        let lines = paragraph(&format!("{title:<12}"), text, self.options.width);
-        match lines.strip_prefix(title) {
-            Some(rest) => self.paint(Style::new().bold(), title) + rest,
-            None => lines,
-        }
+        titled(title, text, self.options.width, self.options.color)
     }
 
     /// Always: model, quantisation, γ, workload, device.
@@ -147,6 +158,29 @@ impl View<'_> {
             &self.lines("", &format!("by position {}; given all before {}", shares(&a.by_position), shares(&a.conditional_by_position))),
         );
         out
+    }
+
+    /// What a step costs and what an expert costs, in words.
+    fn cost(&self) -> String {
+        let Some(cost) = &self.report.cost else { return String::new() };
+        let overall = self.report.overall.as_ref();
+        let rows = overall.map_or(0, |o| o.stats.rows);
+        let copy = self.report.run.instrumentation.copy_gb_per_s;
+        let experts = overall.and_then(|o| cost::experts(o.cost.as_ref()?, copy));
+        let said = [cost::sentence(cost, rows), experts, cost::bytes(cost)];
+        let titles = std::iter::once("cost").chain(std::iter::repeat(""));
+        said.into_iter().flatten().zip(titles).map(|(text, title)| self.lines(title, &self.letters(&text))).collect()
+    }
+
+    /// Where the difference between a verify and a decode step comes from.
+    fn attribution(&self) -> String {
+        let table = cost::attribution(self.report, self.options.width);
+        if table.is_empty() { table } else { format!("\n{}", self.letters(&table)) }
+    }
+
+    /// The text in letters that the terminal has.
+    fn letters(&self, text: &str) -> String {
+        if self.options.unicode { text.to_owned() } else { text.replace('µ', "u").replace('²', "2") }
     }
 
     fn unions(&self, overall: &Overall) -> String {
@@ -229,51 +263,37 @@ impl View<'_> {
     }
 
     fn columns(&self, layers: &[&LayerReport], worst: &[u16]) -> Vec<Column> {
-        let unicode = self.options.unicode;
         let most = self.report.layers.iter().map(mean).fold(0.0, f64::max);
-        let k = layers.first().map_or(1.0, |l| f64::from(l.k));
-        let cells = |of: &dyn Fn(&LayerReport) -> Option<String>| -> Vec<String> {
-            layers.iter().map(|l| of(l).unwrap_or_else(|| "-".to_owned())).collect()
-        };
-        let number = |v: f64| format!("{v:.2}");
-        let percent = |v: f64| format!("{:.0} %", v * 100.0);
-        let marginal = |l: &LayerReport| spark(l.stats.marginal.iter().map(|&m| Some(m)), 0.0, k, unicode);
-        let mark = |l: &LayerReport| if worst.contains(&l.layer) { "!" } else { "" };
-        vec![
-            Column::new("layer").cells(cells(&|l| Some(format!("{}{}", mark(l), l.layer)))),
-            Column::new("windows").optional(4).cells(cells(&|l| Some(l.stats.windows.to_string()))),
-            Column::new("union").cells(cells(&|l| Some(number(l.stats.union.as_ref()?.mean)))),
-            Column::new("95 %")
-                .optional(9)
-                .cells(cells(&|l| l.stats.union.as_ref()?.ci95.map(|[low, high]| format!("{low:.1}-{high:.1}")))),
-            Column::new("p99").optional(8).cells(cells(&|l| Some(l.stats.union.as_ref()?.p99.to_string()))),
-            Column::new("of uniform").cells(cells(&|l| Some(of_uniform(&l.stats)?.0))),
-            Column::new("lift").optional(7).cells(cells(&|l| Some(number(l.stats.lift?)))),
-            Column::new("pop. lift").optional(1).cells(cells(&|l| Some(number(l.stats.popularity_lift?)))),
-            Column::new("wasted").cells(cells(&|l| Some(number(l.stats.wasted_mean?)))),
-            Column::new("reuse").optional(6).cells(cells(&|l| Some(percent(l.stats.step_reuse?)))),
-            Column::new("lag 1").optional(5).cells(cells(&|l| Some(percent(*l.stats.lag_overlap_frac.as_ref()?.get(1)?)))),
-            Column::new("eff. experts").optional(0).cells(cells(&|l| Some(format!("{:.0}", l.load?.effective_experts)))),
-            Column::new("by row").left().optional(3).cells(cells(&|l| Some(marginal(l)))),
-            Column::new("of most").left().optional(2).cells(cells(&|l| Some(bar(mean(l) / most, BAR, unicode)))),
-        ]
+        let rows: Vec<LayerRow<'_>> = layers
+            .iter()
+            .map(|l| {
+                let row = LayerRow::of(l);
+                if worst.contains(&l.layer) { row.marked() } else { row }
+            })
+            .collect();
+        tables::layers(&rows, Look { unicode: self.options.unicode, most: Some(most) })
     }
 
-    fn draft(&self) -> String {
-        let Some(draft) = &self.report.draft else { return String::new() };
-        let mut out = String::from("\n");
-        for layer in &draft.layers {
+    /// Rows that are no windows: the draft module's, and those of prefill steps.
+    fn routers(&self) -> String {
+        let mut out = String::new();
+        for layer in self.report.draft.iter().flat_map(|d| &d.layers) {
             let load = layer.load.map_or_else(String::new, |l| {
                 format!(", {:.0} effective experts, most loaded {:.1} times the mean", l.effective_experts, l.max_over_mean)
             });
-            let text = format!(
-                "its layer {} routed {} rows{load}; not part of the numbers above",
-                layer.layer,
-                Unit::Count.show(layer.rows as f64)
+            let rows = Unit::Count.show(layer.rows as f64);
+            out.push_str(
+                &self.lines("draft", &format!("its layer {} routed {rows} rows{load}; not part of the numbers above", layer.layer)),
             );
-            out.push_str(&self.lines("draft", &text));
         }
-        out
+        if let Some(prefill) = &self.report.prefill {
+            let loads: Vec<f64> = prefill.layers.iter().filter_map(|l| Some(l.load?.effective_experts)).collect();
+            let mean = loads.iter().sum::<f64>() / loads.len() as f64;
+            let rows = Unit::Count.show(prefill.layers.iter().map(|l| l.rows).max().unwrap_or(0) as f64);
+            let text = format!("{rows} rows a layer, {mean:.0} effective experts on average; not part of the numbers above");
+            out.push_str(&self.lines("prefill", &text));
+        }
+        if out.is_empty() { out } else { format!("\n{out}") }
     }
 
     fn warnings(&self) -> String {
@@ -292,14 +312,14 @@ impl View<'_> {
         let mut out = String::from("\n");
         for metric in METRICS {
             let text = format!("{} [{}]: {}", metric.meaning, metric.unit.name(), metric.formula);
-            out.push_str(&paragraph(&format!("{:<26}", metric.id), &text, self.options.width));
+            out.push_str(&self.letters(&paragraph(&format!("{:<26}", metric.id), &text, self.options.width)));
         }
         out
     }
 }
 
 /// ` (95 %: low to high)`, or nothing where no interval is known.
-fn range_of(interval: Option<Interval>) -> String {
+pub(super) fn range_of(interval: Option<Interval>) -> String {
     interval.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"))
 }
 
@@ -323,13 +343,13 @@ fn of_uniform(stats: &WindowStats) -> Option<(String, f64)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::analysis::tests::memory::Memory;
     use crate::trace::manifest::Warning;
 
     /// Five layers that agree more and more, two requests, rows of the draft module.
-    fn report() -> Report {
+    pub(crate) fn report() -> Report {
         let mut trace = Memory::new(&[2, 3, 4, 5, 6, 7], 64, 4);
         trace.manifest.model.name = "tiny \x1b[31mmodel".into();
         for request in 0..2u16 {
@@ -390,7 +410,8 @@ mod tests {
         let plain = show(TextOptions { per_layer: true, ..TextOptions::default() });
         let colored = show(TextOptions { per_layer: true, color: true, ..TextOptions::default() });
         assert_ne!(plain, colored);
-        assert_eq!(anstream::adapter::strip_str(&colored).to_string(), plain);
+        let stripped = colored.split('\x1b').enumerate().map(|(i, part)| if i == 0 { part } else { part.split_once('m').unwrap().1 });
+        assert_eq!(stripped.collect::<String>(), plain);
     }
 
     #[test]

@@ -28,6 +28,18 @@ pub fn paragraph(first: &str, text: &str, width: usize) -> String {
     out
 }
 
+/// [`paragraph`] under a title of at most 11 columns, which is bold where colour is wanted.
+pub fn titled(title: &str, text: &str, width: usize, color: bool) -> String {
+    let lines = paragraph(&format!("{title:<12}"), text, width);
+    match lines.strip_prefix(title).filter(|_| color && !title.is_empty()) {
+        Some(rest) => {
+            let bold = anstyle::Style::new().bold();
+            format!("{bold}{title}{bold:#}{rest}")
+        }
+        None => lines,
+    }
+}
+
 /// The words of a text; a lone `%` stays with the number before it.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();

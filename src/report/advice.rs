@@ -1,0 +1,349 @@
+//! The advice for people: plain sentences first, tables after, then what it takes for granted.
+
+use super::table::{self, Column};
+use super::text::{TextOptions, header};
+use super::wrap::{paragraph, plain, titled};
+use crate::metric::advice::{Advice, Best, CostSource, GroupAdvice};
+use crate::metric::{Interval, Report};
+use serde::Serialize;
+
+/// Groups in a table when not all are asked for.
+const FEW: usize = 8;
+
+/// The value of `schema` of the advice as JSON.
+pub const SCHEMA: &str = "specprof.advice/1";
+
+/// The advice of a report as JSON: `schema`, `run`, `advice` and `warnings`, ending in a newline.
+///
+/// # Errors
+/// Never for a report made by `analysis`; a value that JSON cannot hold otherwise.
+pub fn json(report: &Report) -> Result<String, serde_json::Error> {
+    #[derive(Serialize)]
+    struct Document<'a> {
+        schema: &'a str,
+        run: &'a crate::metric::report::RunFacts,
+        advice: &'a Option<serde_json::Value>,
+        warnings: &'a [crate::trace::manifest::Warning],
+    }
+    let document = Document { schema: SCHEMA, run: &report.run, advice: &report.advice, warnings: &report.warnings };
+    let mut text = serde_json::to_string_pretty(&document)?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// The advice of a report as text; it says so when there is none.
+pub fn render(report: &Report, options: &TextOptions) -> String {
+    let advice = report.advice.clone().and_then(|value| serde_json::from_value::<Advice>(value).ok());
+    let mut out = header(report, options);
+    out.push('\n');
+    match &advice {
+        None => out.push_str(&titled("advice", "unknown", options.width, options.color)),
+        Some(advice) => {
+            let view = View { advice, options };
+            out.push_str(&view.sentences());
+            out.push('\n');
+            out.push_str(&view.lengths());
+            out.push_str(&view.groups("tag", &advice.by_tag));
+            out.push_str(&view.groups("request", &advice.by_request));
+            out.push_str(&view.thresholds());
+            out.push_str(&view.budgets());
+            out.push('\n');
+            for (i, assumption) in advice.assumptions.iter().enumerate() {
+                out.push_str(&titled(if i == 0 { "assumed" } else { "" }, &plain(assumption), options.width, options.color));
+            }
+        }
+    }
+    for (i, warning) in report.warnings.iter().enumerate() {
+        let text = format!("{}: {}", plain(&warning.code), plain(&warning.message));
+        out.push_str(if i == 0 { "\n" } else { "" });
+        out.push_str(&paragraph(&format!("[{}] ", i + 1), &text, options.width));
+    }
+    out
+}
+
+struct View<'a> {
+    advice: &'a Advice,
+    options: &'a TextOptions,
+}
+
+fn drafts(n: u16) -> String {
+    match n {
+        0 => "no drafts".to_owned(),
+        1 => "1 draft".to_owned(),
+        n => format!("{n} drafts"),
+    }
+}
+
+fn range(interval: Option<Interval>) -> String {
+    interval.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"))
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"))
+}
+
+fn span(interval: Option<Interval>) -> String {
+    interval.map_or_else(|| "-".to_owned(), |[low, high]| format!("{low:.2}-{high:.2}"))
+}
+
+impl View<'_> {
+    fn lines(&self, title: &str, text: &str) -> String {
+        titled(title, text, self.options.width, self.options.color)
+    }
+
+    fn sentences(&self) -> String {
+        let a = self.advice;
+        let recorded = a.by_draft_len.last();
+        let mut out = String::new();
+        let Some(best) = a.best_draft_len.and_then(|n| a.by_draft_len.iter().find(|p| p.draft_len == n)) else {
+            let tokens = recorded.map_or_else(String::new, |p| format!("{:.2} tokens per step", p.tokens_per_step));
+            let text = format!(
+                "what a step costs is unknown, so is the best draft length; recorded with {}: {tokens}",
+                drafts(a.recorded_draft_len)
+            );
+            return self.lines("advice", &text);
+        };
+        let source = match a.cost_source {
+            Some(CostSource::Measured) => "by measured step times",
+            _ => "by the model of bytes, not by measured times",
+        };
+        let first = if best.draft_len == 0 {
+            format!("do not speculate: no draft length is faster than plain decoding, {source}")
+        } else {
+            format!(
+                "use {}: {:.2} times plain decoding{}, {source}",
+                drafts(best.draft_len),
+                best.speedup.unwrap_or(f64::NAN),
+                range(best.ci95)
+            )
+        };
+        out.push_str(&self.lines("advice", &first));
+        if let Some(share) = best.best_share.filter(|_| a.requests > 1) {
+            out.push_str(&self.lines("", &format!("the best in {:.0} % of resamples of the {} requests", share * 100.0, a.requests)));
+        }
+        if let Some(at) = recorded.filter(|at| at.draft_len != best.draft_len) {
+            let text = format!("recorded with {}: {:.2}{}", drafts(at.draft_len), at.speedup.unwrap_or(f64::NAN), range(at.ci95));
+            out.push_str(&self.lines("", &text));
+        } else if best.draft_len > 0 {
+            out.push_str(&self.lines("", "the longest that was recorded; longer ones may be better still"));
+        }
+        if let Some(ratio) = best.step_ratio.filter(|_| best.draft_len > 0) {
+            let text = format!(
+                "{:.2} tokens per step for the cost of {ratio:.2} decode steps, which is where it breaks even; union {:.2}",
+                best.tokens_per_step, best.union_mean
+            );
+            out.push_str(&self.lines("", &text));
+        }
+        out.push_str(&self.lines("loses", &self.losing()));
+        if let Some(what_if) = &a.what_if {
+            let of = |b: &Best| format!("{:.2} with {}", b.speedup, drafts(b.draft_len));
+            let text = format!(
+                "a perfect drafter {}; rows that all agree {}; both {}; drafts for free {} (now {})",
+                of(&what_if.perfect_drafter),
+                of(&what_if.perfect_overlap),
+                of(&what_if.both),
+                of(&what_if.free_drafting),
+                of(&what_if.as_recorded)
+            );
+            out.push_str(&self.lines("worth", &text));
+        }
+        if let Some(point) = self.best_threshold() {
+            let whole = a.confidence.iter().flatten().next().is_some_and(|first| first.threshold == point.threshold);
+            let text = if whole {
+                "ending windows early, where the drafter is not sure, does not pay: no threshold beats whole windows".to_owned()
+            } else {
+                format!(
+                    "ending windows before drafts below {:.2}: {:.2}{} with {:.2} drafts a step",
+                    point.threshold,
+                    point.speedup.unwrap_or(f64::NAN),
+                    range(point.ci95),
+                    point.drafts_mean
+                )
+            };
+            out.push_str(&self.lines("confidence", &text));
+        }
+        out
+    }
+
+    fn best_threshold(&self) -> Option<&crate::metric::advice::Confidence> {
+        let known = self.advice.confidence.iter().flatten().filter(|p| p.speedup.is_some());
+        known.reduce(|best, next| if next.speedup > best.speedup { next } else { best })
+    }
+
+    /// Where the recorded draft length is slower than plain decoding.
+    fn losing(&self) -> String {
+        let a = self.advice;
+        let below = |group: &&GroupAdvice| group.speedup.is_some_and(|s| s < 1.0);
+        let name = |group: &GroupAdvice| format!("{} ({})", plain(&group.key), number(group.speedup));
+        let tags: Vec<String> = a.by_tag.iter().filter(below).map(name).take(FEW).collect();
+        let requests: Vec<String> = a.by_request.iter().filter(below).map(name).collect();
+        let with = drafts(a.recorded_draft_len);
+        let mut text = match requests.len() {
+            0 => format!("nowhere: with {with} no request is slower than by plain decoding"),
+            n => {
+                let some = requests.iter().take(FEW).cloned().collect::<Vec<_>>().join(", ");
+                let more = if n > FEW { ", ..." } else { "" };
+                format!("with {with} in {n} of {} requests: {some}{more}", a.by_request.len())
+            }
+        };
+        if !tags.is_empty() {
+            text.push_str(&format!("; by tag {}", tags.join(", ")));
+        }
+        text
+    }
+
+    fn table(&self, columns: Vec<Column>, marked: Option<usize>) -> String {
+        let bold = anstyle::Style::new().bold();
+        let style = |row: usize, line: &str| {
+            if self.options.color && Some(row) == marked { format!("{bold}{line}{bold:#}") } else { line.to_owned() }
+        };
+        table::render(columns, self.options.width, style)
+    }
+
+    fn lengths(&self) -> String {
+        let a = self.advice;
+        let cells = |of: &dyn Fn(&crate::metric::advice::DraftLength) -> String| a.by_draft_len.iter().map(of).collect::<Vec<_>>();
+        let best = |n: u16| if Some(n) == a.best_draft_len { "*" } else { "" };
+        let columns = vec![
+            Column::new("drafts").cells(cells(&|p| format!("{}{}", best(p.draft_len), p.draft_len))),
+            Column::new("tokens/step").cells(cells(&|p| format!("{:.3}", p.tokens_per_step))),
+            Column::new("95 %").optional(1).cells(cells(&|p| span(p.tokens_per_step_ci95))),
+            Column::new("union").cells(cells(&|p| format!("{:.2}", p.union_mean))),
+            Column::new("95 %").optional(0).cells(cells(&|p| span(p.union_ci95))),
+            Column::new("step ratio").cells(cells(&|p| number(p.step_ratio))),
+            Column::new("speedup").cells(cells(&|p| number(p.speedup))),
+            Column::new("95 %").optional(4).cells(cells(&|p| span(p.ci95))),
+            Column::new("last draft").optional(3).cells(cells(&|p| number(p.marginal_utility))),
+            Column::new("best")
+                .optional(2)
+                .cells(cells(&|p| p.best_share.map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0)))),
+        ];
+        let marked = a.by_draft_len.iter().position(|p| Some(p.draft_len) == a.best_draft_len);
+        self.table(columns, marked)
+    }
+
+    fn groups(&self, title: &str, groups: &[GroupAdvice]) -> String {
+        if groups.is_empty() || (groups.len() == 1 && title == "request") {
+            return String::new();
+        }
+        // The slowest first when only a few are shown.
+        let mut shown: Vec<&GroupAdvice> = groups.iter().collect();
+        if !self.options.per_layer && groups.len() > FEW {
+            shown.sort_by(|a, b| a.speedup.unwrap_or(f64::INFINITY).total_cmp(&b.speedup.unwrap_or(f64::INFINITY)));
+            shown.truncate(FEW);
+        }
+        let cells = |of: &dyn Fn(&GroupAdvice) -> String| shown.iter().map(|g| of(g)).collect::<Vec<_>>();
+        let columns = vec![
+            Column::new(title).left().cells(cells(&|g| plain(&g.key))),
+            Column::new("requests").optional(1).cells(cells(&|g| g.requests.to_string())),
+            Column::new("steps").optional(2).cells(cells(&|g| g.steps.to_string())),
+            Column::new("tokens/step").cells(cells(&|g| format!("{:.3}", g.tokens_per_step))),
+            Column::new("speedup").cells(cells(&|g| number(g.speedup))),
+            Column::new("95 %").optional(0).cells(cells(&|g| span(g.ci95))),
+            Column::new("best drafts").cells(cells(&|g| g.best_draft_len.map_or_else(|| "-".to_owned(), |n| n.to_string()))),
+            Column::new("best speedup").optional(3).cells(cells(&|g| number(g.best_speedup))),
+        ];
+        let mut out = String::from("\n") + &self.table(columns, None);
+        if shown.len() < groups.len() {
+            out.push_str(&format!("the {} slowest of {} shown; all with --all\n", shown.len(), groups.len()));
+        }
+        out
+    }
+
+    fn thresholds(&self) -> String {
+        let Some(points) = &self.advice.confidence else { return String::new() };
+        let cells = |of: &dyn Fn(&crate::metric::advice::Confidence) -> String| points.iter().map(of).collect::<Vec<_>>();
+        let best = self.best_threshold().map(|p| p.threshold);
+        let columns = vec![
+            Column::new("drafts above").cells(cells(&|p| format!("{:.2}", p.threshold))),
+            Column::new("drafts").cells(cells(&|p| format!("{:.2}", p.drafts_mean))),
+            Column::new("none left").optional(0).cells(cells(&|p| format!("{:.0} %", p.decode_share * 100.0))),
+            Column::new("tokens/step").cells(cells(&|p| format!("{:.3}", p.tokens_per_step))),
+            Column::new("union").optional(1).cells(cells(&|p| format!("{:.2}", p.union_mean))),
+            Column::new("step ratio").cells(cells(&|p| number(p.step_ratio))),
+            Column::new("speedup").cells(cells(&|p| number(p.speedup))),
+            Column::new("95 %").optional(2).cells(cells(&|p| span(p.ci95))),
+        ];
+        String::from("\n") + &self.table(columns, points.iter().position(|p| Some(p.threshold) == best))
+    }
+
+    fn budgets(&self) -> String {
+        let Some(budgets) = self.advice.expert_budget.as_ref().filter(|b| !b.is_empty()) else { return String::new() };
+        let cells = |of: &dyn Fn(&crate::metric::advice::Budget) -> String| budgets.iter().map(of).collect::<Vec<_>>();
+        let columns = vec![
+            Column::new("experts at most").cells(cells(&|b| b.experts.to_string())),
+            Column::new("gate mass kept").cells(cells(&|b| format!("{:.1} %", b.mass * 100.0))),
+            Column::new("union").cells(cells(&|b| format!("{:.2}", b.union_mean))),
+            Column::new("step ratio").cells(cells(&|b| number(b.step_ratio))),
+            Column::new("speedup if acceptance stays").cells(cells(&|b| number(b.speedup))),
+        ];
+        String::from("\n") + &self.table(columns, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::tests::memory::Memory;
+
+    /// Three requests of four experts a row, whose rows agree ever less; a code tag that accepts more.
+    fn report() -> Report {
+        let mut trace = Memory::new(&[1, 2], 64, 4);
+        trace.manifest.model.bytes_other_per_step = Some(40 * 12288);
+        trace.manifest.drafter.bytes_per_draft = Some(3 * 12288);
+        for request in 0..3u16 {
+            for step in 0..40u16 {
+                let row = |i: u16| (0..4).map(|e| (step * 3 + request + e * 16 + i * (request + 1) / 2) % 64).collect();
+                let accepted = [(step + 2) % 4, (step % 4) / 2, 0][usize::from(request)];
+                trace.verify(u32::from(request), accepted, &[(0..4).map(row).collect(), (0..4).map(row).collect()]);
+                trace.draft_probs.push(Some((1..4).map(|i| 0.9 - f32::from(i * (step % 4)) * 0.0625).collect()));
+            }
+            trace.requests.push(crate::trace::RequestEvent {
+                request_id: u32::from(request),
+                id: String::new(),
+                prompt_tokens: 1,
+                generated_tokens: 1,
+                finish_reason: crate::trace::FinishReason::Length,
+                tags: format!("{{\"kind\": \"{}\"}}", if request < 2 { "code" } else { "chat\\u001b[31m" }),
+                prompt_text: None,
+                output_text: None,
+            });
+        }
+        trace.report()
+    }
+
+    #[test]
+    fn sentences_come_before_tables() {
+        insta::assert_snapshot!(render(&report(), &TextOptions::default()));
+    }
+
+    #[test]
+    fn nothing_is_wider_than_the_terminal_or_escapes() {
+        for width in [60, 80, 100, 160] {
+            let text = render(&report(), &TextOptions { width, ..TextOptions::default() });
+            for line in text.lines() {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+                assert!(!line.chars().any(char::is_control), "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn json_has_the_contract_and_comes_back() {
+        let value: serde_json::Value = serde_json::from_str(&json(&report()).unwrap()).unwrap();
+        assert_eq!(value["schema"], SCHEMA);
+        let advice: Advice = serde_json::from_value(value["advice"].clone()).unwrap();
+        assert_eq!(serde_json::to_value(&advice).unwrap(), value["advice"]);
+        assert_eq!(advice.by_draft_len.len(), 4);
+    }
+
+    #[test]
+    fn unknown_costs_are_said() {
+        let mut trace = Memory::new(&[1], 8, 2);
+        trace.verify(0, 1, &[vec![vec![0, 1], vec![2, 3]]]);
+        let text = render(&trace.report(), &TextOptions::default());
+        assert!(text.contains("what a step costs is unknown") && text.contains("no_step_cost"), "{text}");
+        let none = render(&Memory::new(&[1], 8, 2).report(), &TextOptions::default());
+        assert!(none.contains("advice      unknown") && none.contains("no_advice"), "{none}");
+    }
+}

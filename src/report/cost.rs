@@ -1,0 +1,209 @@
+//! The cost block of the text report: a plain sentence, then where the difference between the steps comes from.
+
+use super::table::{self, Column};
+use super::text::range_of;
+use crate::metric::cost::{ExpertCost, StepCost, TimeSource};
+use crate::metric::{Interval, Report, Unit};
+
+/// Whose times they are, in words.
+fn whose(source: TimeSource) -> &'static str {
+    match source {
+        TimeSource::Cpu => "CPU wall times",
+        TimeSource::Device => "device times",
+        TimeSource::Host => "host times around the device's passes",
+    }
+}
+
+fn time(us: f64) -> String {
+    Unit::Microseconds.show(us)
+}
+
+/// What a verify step costs, and whether it pays: one or two sentences. `None` when not even bytes say anything.
+pub fn sentence(cost: &StepCost, rows: u16) -> Option<String> {
+    let (Some(verify), Some(step), Some(source)) = (cost.verify_ratio, cost.step_ratio, cost.source) else {
+        let model = cost.model.as_ref()?;
+        return Some(format!(
+            "not measured; by a model of weight bytes alone, a verify step of {rows} rows costs {:.2} decode steps, drafting not counted",
+            model.verify_ratio
+        ));
+    };
+    let mut text = format!(
+        "verifying {rows} rows takes {verify:.2} times a decode pass{}; the whole step, with drafting and sampling, {step:.2} times{}",
+        range_of(cost.verify_ratio_ci95),
+        range_of(cost.step_ratio_ci95)
+    );
+    if let (Some(tokens), Some(speedup)) = (cost.tokens_per_step, cost.speedup) {
+        let verdict = if speedup >= 1.0 { "speculation pays" } else { "speculation loses" };
+        let interval = range_of(cost.speedup_ci95);
+        text.push_str(&format!(
+            ". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}, {speedup:.2} times as fast as plain \
+             decoding{interval}"
+        ));
+    }
+    text.push_str(&format!("; {}", whose(source)));
+    Some(text)
+}
+
+/// What a distinct expert costs; `None` without times of experts.
+pub fn experts(cost: &ExpertCost, copy_gb_per_s: Option<f64>) -> Option<String> {
+    let Some(b) = cost.us_per_expert else {
+        return cost.unknown_because.as_ref().map(|why| format!("cost per expert unknown: {why}"));
+    };
+    let between = |interval: Option<Interval>| {
+        interval.map_or_else(String::new, |[low, high]| format!(" (95 %: {} to {})", signed(low), signed(high)))
+    };
+    let mut text = format!("{} per distinct expert{}", signed(b), between(cost.ci95));
+    if let Some(c) = cost.us_per_row {
+        text.push_str(&format!(", {} per row{}", signed(c), between(cost.us_per_row_ci95)));
+    }
+    if let (Some(a), Some(r2)) = (cost.intercept_us, cost.r2) {
+        text.push_str(&format!(", {} besides, R² {r2:.2} over {} layer passes", signed(a), Unit::Count.show(cost.points as f64)));
+    }
+    // An interval that reaches 0 implies any bandwidth.
+    if cost.ci95.is_some_and(|[low, high]| low <= 0.0 && high >= 0.0) {
+        text.push_str("; not told apart from 0: the times vary for other reasons");
+    } else if let Some(implied) = cost.implied_gb_per_s {
+        let copy = copy_gb_per_s.map_or_else(String::new, |copy| format!("; a large copy here moves {copy:.1} GB/s"));
+        text.push_str(&format!("; as if experts were read at {implied:.1} GB/s{copy}"));
+    }
+    Some(text)
+}
+
+fn signed(us: f64) -> String {
+    if us < 0.0 { format!("-{}", time(-us)) } else { time(us) }
+}
+
+/// Bytes of experts, by unions.
+pub fn bytes(cost: &StepCost) -> Option<String> {
+    let bytes = cost.bytes?;
+    let per_token = bytes.per_token.map_or_else(String::new, |b| format!(", {} a token", Unit::Bytes.show(b)));
+    let wasted = bytes.wasted_per_window.map_or_else(String::new, |b| {
+        format!("; {} of a window for rejected rows alone ({:.0} %)", Unit::Bytes.show(b), b / bytes.per_window * 100.0)
+    });
+    let plain = Unit::Bytes.show(bytes.per_decode_token);
+    Some(format!(
+        "experts loaded, by unions: {} a window{per_token}, {plain} a token by plain decoding{wasted}",
+        Unit::Bytes.show(bytes.per_window)
+    ))
+}
+
+/// The attribution as a table; empty without times of operations.
+pub fn attribution(report: &Report, width: usize) -> String {
+    let Some(cost) = report.cost.as_ref().filter(|c| !c.attribution.is_empty()) else { return String::new() };
+    let show = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), signed);
+    let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0));
+    let total = cost.verify_step_us.zip(cost.decode_step_us).map(|(verify, decode)| verify - decode);
+    let unattributed = cost.unattributed_us.zip(total.filter(|t| *t != 0.0)).map(|(u, t)| u / t);
+    // name, decode, verify, difference, share
+    let mut rows: Vec<[String; 5]> = Vec::new();
+    for a in &cost.attribution {
+        rows.push([a.component.as_str().to_owned(), show(a.decode_us), show(a.verify_us), show(a.delta_us), percent(a.share_of_delta)]);
+        if let Some(split) = cost.experts_split.filter(|_| a.component == crate::trace::Component::Experts) {
+            let part = |name: &str, us: f64| {
+                let share = total.filter(|t| *t != 0.0).map(|t| us / t);
+                [format!("  {name}"), String::new(), String::new(), signed(us), percent(share)]
+            };
+            rows.push(part("more experts", split.union_us));
+            rows.push(part("more rows", split.shape_us));
+        }
+    }
+    rows.push(["unattributed".to_owned(), String::new(), String::new(), show(cost.unattributed_us), percent(unattributed)]);
+    rows.push([
+        "whole step".to_owned(),
+        show(cost.decode_step_us),
+        show(cost.verify_step_us),
+        show(total),
+        percent(total.filter(|t| *t != 0.0).map(|_| 1.0)),
+    ]);
+    let cells = |at: usize| rows.iter().map(|row| row[at].clone()).collect::<Vec<_>>();
+    let columns = vec![
+        Column::new("component").left().cells(cells(0)),
+        Column::new("decode").cells(cells(1)),
+        Column::new("verify").cells(cells(2)),
+        Column::new("difference").cells(cells(3)),
+        Column::new("share").cells(cells(4)),
+    ];
+    table::render(columns, width, |_, line| line.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured() -> StepCost {
+        StepCost {
+            source: Some(TimeSource::Cpu),
+            verify_ratio: Some(1.8),
+            verify_ratio_ci95: Some([1.7, 1.9]),
+            step_ratio: Some(2.2),
+            step_ratio_ci95: None,
+            break_even: Some(2.2),
+            break_even_ci95: None,
+            speedup: Some(1.9 / 2.2),
+            speedup_ci95: None,
+            tokens_per_step: Some(1.9),
+            verify_us: Some(900.0),
+            decode_us: Some(500.0),
+            verify_step_us: Some(1100.0),
+            decode_step_us: Some(500.0),
+            contexts: Vec::new(),
+            attribution: Vec::new(),
+            unattributed_us: None,
+            experts_split: None,
+            bytes: None,
+            model: None,
+        }
+    }
+
+    #[test]
+    fn the_sentence_says_whether_it_pays() {
+        // The published case: 0.9 acceptance at a ratio of 2.2 is 0.86 times as fast.
+        let text = sentence(&measured(), 2).unwrap();
+        assert!(text.contains("1.80 times a decode pass (95 %: 1.70 to 1.90)"), "{text}");
+        assert!(text.contains("breaks even at 2.20 tokens per step and has 1.90: speculation loses, 0.86 times"), "{text}");
+        assert!(text.ends_with("CPU wall times"), "{text}");
+        let pays = StepCost { speedup: Some(1.2), ..measured() };
+        assert!(sentence(&pays, 2).unwrap().contains("speculation pays, 1.20 times"));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_called_a_model() {
+        let nothing = StepCost { source: None, verify_ratio: None, step_ratio: None, ..measured() };
+        assert_eq!(sentence(&nothing, 4), None);
+        let model = crate::metric::cost::ByteModel {
+            kind: "model".into(),
+            decode_bytes: 10.0,
+            verify_bytes: 21.0,
+            verify_ratio: 2.1,
+            speedup_if_drafts_are_free: None,
+            assumptions: Vec::new(),
+        };
+        let text = sentence(&StepCost { model: Some(model), ..nothing }, 4).unwrap();
+        assert!(text.starts_with("not measured; by a model") && text.contains("2.10 decode steps"), "{text}");
+    }
+
+    #[test]
+    fn the_slope_has_its_unit_and_its_doubt() {
+        let cost = ExpertCost {
+            us_per_expert: Some(36.0),
+            ci95: Some([35.0, 37.0]),
+            intercept_us: Some(-1.5),
+            r2: Some(0.97),
+            implied_gb_per_s: Some(231.4),
+            points: 12_345,
+            ..ExpertCost::default()
+        };
+        let text = experts(&cost, Some(250.0)).unwrap();
+        assert_eq!(
+            text,
+            "36.0 µs per distinct expert (95 %: 35.0 µs to 37.0 µs), -1.50 µs besides, R² 0.97 over 12 345 layer passes; as if experts \
+             were read at 231.4 GB/s; a large copy here moves 250.0 GB/s"
+        );
+        let noise = ExpertCost { ci95: Some([-5.0, 77.0]), ..cost };
+        let text = experts(&noise, Some(250.0)).unwrap();
+        assert!(text.contains("-5.00 µs to 77.0 µs") && text.contains("not told apart from 0") && !text.contains("GB/s"), "{text}");
+        let unknown = ExpertCost { unknown_because: Some("collinear".into()), ..ExpertCost::default() };
+        assert_eq!(experts(&unknown, None).unwrap(), "cost per expert unknown: collinear");
+        assert_eq!(experts(&ExpertCost::default(), None), None);
+    }
+}

@@ -1,0 +1,196 @@
+//! The report as one HTML file: no network, no other file, complete without JavaScript.
+//!
+//! Every word that comes from a trace is escaped by the template; pictures and the embedded JSON are the only
+//! text that goes in as it is, and both are made here.
+
+mod charts;
+mod cost;
+mod figure;
+
+use super::lookup::{json, number};
+use super::table::Column;
+use super::tables::{self, Table};
+use super::wrap::plain;
+use crate::metric::report::Report;
+use crate::metric::{METRICS, Unit};
+use crate::trace::manifest::{Verification, WindowCompleteness};
+use charts::counted;
+use figure::{Grids, Section};
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, Value, context};
+
+/// Rows of a table in the page at most: a page of thousands of requests is read by nobody.
+const ROWS: usize = 300;
+
+/// The report as a page.
+///
+/// # Errors
+/// When the report cannot be written as JSON; the text says why.
+pub fn render(report: &Report) -> Result<String, String> {
+    let data = data(report).map_err(|e| e.to_string())?;
+    let mut environment = Environment::new();
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.add_template("report", include_str!("page.html")).map_err(|e| e.to_string())?;
+    let template = environment.get_template("report").map_err(|e| e.to_string())?;
+    let sections: Vec<Section> = charts::sections(report).into_iter().chain(cost::sections(report)).collect();
+    let warnings: Vec<_> = report.warnings.iter().map(|w| context! { code => plain(&w.code), message => plain(&w.message) }).collect();
+    let metrics: Vec<_> =
+        METRICS.iter().map(|m| context! { id => m.id, unit => m.unit.name(), meaning => m.meaning, formula => m.formula }).collect();
+    let cut = report.by_request.len() > ROWS;
+    let page = template.render(context! {
+        version => env!("CARGO_PKG_VERSION"),
+        title => plain(&report.run.name),
+        subtitle => subtitle(report),
+        css => include_str!("page.css"),
+        js => include_str!("page.js"),
+        cards => cards(report),
+        sections => Value::from(Serde(&sections)),
+        tables => Value::from(Serde(grids(report))),
+        warnings => warnings,
+        facts => facts(report),
+        metrics => metrics,
+        data_note => if cut { format!(", with the first {ROWS} requests") } else { String::new() },
+        data => data,
+    });
+    page.map_err(|e| format!("{e:#}"))
+}
+
+/// The report as JSON that cannot end the element it stands in. Requests beyond [`ROWS`] are left out.
+fn data(report: &Report) -> Result<String, serde_json::Error> {
+    let mut kept = report.clone();
+    kept.by_request.truncate(ROWS);
+    Ok(serde_json::to_string(&kept)?.replace('<', "\\u003c"))
+}
+
+fn subtitle(report: &Report) -> String {
+    let (run, totals) = (&report.run, &report.totals);
+    let text = format!(
+        "{} with drafter {} ({}): {}, {}, {}{}",
+        run.model.name,
+        run.drafter.kind,
+        counted(u64::from(run.drafter.draft_len), "draft"),
+        counted(totals.requests, "request"),
+        counted(totals.verify_steps, "verify step"),
+        counted(totals.tokens_emitted, "token"),
+        if run.emulated { ", on an emulated device" } else { "" }
+    );
+    plain(&text)
+}
+
+/// The numbers at the top, the unknown ones left out.
+fn cards(report: &Report) -> Vec<Value> {
+    let (cost, advice) = (json(&report.cost), json(&report.advice));
+    let all = report.overall.as_ref();
+    let cards = [
+        ("tokens per verify step", report.acceptance.tokens_per_step.map(|v| format!("{v:.2}"))),
+        ("experts per window and layer", all.and_then(|o| o.stats.union.as_ref()).map(|u| format!("{:.1}", u.mean))),
+        (
+            "of the uniform union",
+            all.and_then(|o| Some(o.stats.union.as_ref()?.mean / o.stats.uniform_union?)).map(|v| format!("{:.0} %", v * 100.0)),
+        ),
+        ("wasted experts per window", all.and_then(|o| o.stats.wasted_mean).map(|v| format!("{v:.2}"))),
+        ("worst layer", all.map(|o| o.worst_layer.to_string())),
+        ("verify step over decode step", number(&cost, &["verify_ratio"]).map(|v| format!("{v:.2}"))),
+        ("speedup", number(&cost, &["speedup"]).map(|v| format!("{v:.2}"))),
+        ("best draft length", number(&advice, &["best_draft_len"]).map(|v| format!("{v:.0}"))),
+    ];
+    cards.into_iter().filter_map(|(name, value)| value.map(|value| context! { name, value })).collect()
+}
+
+/// The tables, that of layers first; every table that a page always has is there, with or without rows.
+fn grids(report: &Report) -> Vec<Grids> {
+    let all = tables::all(report);
+    let of = |name: &str| all.iter().find(|t| t.name == name).map_or(&[][..], |t: &Table| &t.columns[..]);
+    let grid = |id, title, columns: &[Column], intro: String| Grids { intro, ..Grids::of(id, title, columns, ROWS) };
+    let mut layers =
+        grid("layers", "Layers", of("layers"), "Routed layers of the target; the worst is marked, the last row is all of them.".into());
+    let worst = report.overall.as_ref().map(|o| o.worst_layer);
+    let count = report.layers.len();
+    for (i, row) in layers.rows.iter_mut().enumerate() {
+        if i >= count {
+            row.class = "all";
+        } else if report.layers.get(i).map(|l| l.layer) == worst {
+            row.class = "worst";
+        }
+    }
+    let requests = match report.by_request.len() {
+        0 => "No requests.".to_owned(),
+        n if n > ROWS => format!("The first {ROWS} of {n} requests; all of them with --format csv --table requests."),
+        _ => "Windows of the most frequent number of rows.".to_owned(),
+    };
+    vec![layers, grid("requests", "Requests", of("requests"), requests)]
+}
+
+/// The run's facts in words.
+fn facts(report: &Report) -> Vec<(&'static str, String)> {
+    let (run, totals) = (&report.run, &report.totals);
+    let (m, s) = (&run.model, &run.sampling);
+    let verification = match run.verification {
+        Verification::Exact => "exact",
+        Verification::Batched => "batched",
+    };
+    let windows = match run.window_completeness {
+        WindowCompleteness::Full => "all rows recorded",
+        WindowCompleteness::AcceptedOnly => "kept rows recorded only: unions are lower bounds",
+        WindowCompleteness::Counts => "counts recorded only",
+        WindowCompleteness::None => "no routes recorded",
+    };
+    let state = match (&run.incomplete_reason, run.complete) {
+        (_, true) => "complete".to_owned(),
+        (Some(reason), false) => format!("incomplete: {reason}"),
+        (None, false) => "incomplete".to_owned(),
+    };
+    let facts = [
+        ("trace", run.name.clone()),
+        ("state", state),
+        ("model", format!("{} ({})", m.name, m.architecture)),
+        ("layers", format!("{}, {} of them routed", m.layers, m.moe_layers.len())),
+        ("experts", format!("top {} of {}, and {} shared", m.experts_per_token, m.experts, m.shared_experts)),
+        ("bytes per expert", format!("{} ({})", Unit::Bytes.show(m.bytes_per_expert as f64), m.quantisation)),
+        ("drafter", format!("{}, {} drafts per step", run.drafter.kind, run.drafter.draft_len)),
+        ("sampling", format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed)),
+        ("verification", verification.to_owned()),
+        ("windows", windows.to_owned()),
+        (
+            "steps",
+            format!("{}: {} prefill, {} decode, {} verify", totals.steps, totals.prefill_steps, totals.decode_steps, totals.verify_steps),
+        ),
+        ("device", format!("{} {}{}", run.device.kind, run.device.name, if run.emulated { " (emulated)" } else { "" })),
+        ("engine", run.engine.clone()),
+        ("written by", format!("{}, trace format {}", run.written_by, run.format_version)),
+        ("token hash", run.token_hash.clone().unwrap_or_else(|| "none".to_owned())),
+    ];
+    facts.into_iter().map(|(name, value)| (name, plain(&value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::text::tests::report;
+
+    /// A page without its style, script, data and pictures.
+    fn words(page: &str) -> String {
+        let mut out = page.to_owned();
+        for (begin, end) in [("<style>", "</style>"), ("<script", "</script>"), ("<svg", "</svg>")] {
+            while let Some(from) = out.find(begin) {
+                let to = out[from..].find(end).map_or(out.len(), |at| from + at + end.len());
+                out.replace_range(from..to, "...");
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn the_words_of_the_page() {
+        insta::assert_snapshot!(words(&render(&report()).unwrap()));
+    }
+
+    #[test]
+    fn embedded_data_cannot_end_its_element() {
+        let mut report = report();
+        report.run.name = "</script><!-- x".into();
+        let data = data(&report).unwrap();
+        assert!(!data.contains('<') && data.contains("\\u003c/script>"));
+        assert_eq!(serde_json::from_str::<Report>(&data).unwrap(), report);
+    }
+}

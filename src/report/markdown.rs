@@ -1,0 +1,74 @@
+//! The report as Markdown, for issues and job summaries, and one of its tables as CSV.
+
+use super::table::{csv, escape_markdown, markdown};
+use super::tables;
+use crate::metric::Unit;
+use crate::metric::report::Report;
+
+/// The report as Markdown: the run in a line, then every table that has rows.
+pub fn render(report: &Report) -> String {
+    let (run, totals) = (&report.run, &report.totals);
+    let count = |n: u64| Unit::Count.show(n as f64);
+    let mut out = format!("# {}\n\n", escape_markdown(&run.name));
+    let emulated = if run.emulated { ", emulated" } else { "" };
+    let model = format!(
+        "{}, drafter {} with {} drafts, on {} {}{emulated}: {} requests, {} verify steps, {} tokens.",
+        run.model.name,
+        run.drafter.kind,
+        run.drafter.draft_len,
+        run.device.kind,
+        run.device.name,
+        count(totals.requests),
+        count(totals.verify_steps),
+        count(totals.tokens_emitted)
+    );
+    out.push_str(&escape_markdown(&model));
+    out.push_str("\n\n");
+    let mut facts = Vec::new();
+    if let Some(tokens) = report.acceptance.tokens_per_step {
+        let interval =
+            report.acceptance.tokens_per_step_ci95.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"));
+        facts.push(format!("**{tokens:.3}** tokens per verify step{interval}"));
+    }
+    if let Some((all, union)) = report.overall.as_ref().and_then(|o| Some((o, o.stats.union.as_ref()?))) {
+        facts.push(format!("**{:.2}** experts per window of {} rows and layer, p99 {}", union.mean, all.stats.rows, union.p99));
+        if let Some(wasted) = all.stats.wasted_mean {
+            facts.push(format!("**{wasted:.2}** of them wasted on rejected rows"));
+        }
+        facts.push(format!("worst layer **{}**", all.worst_layer));
+    }
+    for fact in &facts {
+        out.push_str(&format!("- {fact}\n"));
+    }
+    out.push('\n');
+    for table in tables::all(report) {
+        out.push_str(&format!("## {}\n\n{}", table.title, markdown(&table.columns)));
+    }
+    out.trim_end().to_owned() + "\n"
+}
+
+/// One table of the report as CSV; `None` when the report has no rows for it.
+pub fn table_csv(report: &Report, name: &str) -> Option<String> {
+    tables::all(report).into_iter().find(|t| t.name == name).map(|t| csv(&t.columns))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::text::tests::report;
+
+    #[test]
+    fn markdown_of_every_table() {
+        insta::assert_snapshot!(render(&report()));
+    }
+
+    #[test]
+    fn csv_of_layers_and_requests() {
+        let csv = |name| table_csv(&report(), name).unwrap();
+        insta::assert_snapshot!(format!("{}\n{}\n{}", csv("layers"), csv("acceptance"), csv("requests")));
+        // Times were not recorded: there is no attribution.
+        assert_eq!(table_csv(&report(), "attribution"), None);
+        let names: Vec<_> = tables::all(&report()).iter().map(|t| t.name).collect();
+        assert_eq!(names, ["layers", "acceptance", "requests", "draft_lengths", "warnings"]);
+    }
+}

@@ -1,0 +1,184 @@
+//! Several reports in one table: a line a number, a column a trace.
+
+use super::sections;
+use super::table::{self, Column};
+use super::text::TextOptions;
+use super::wrap::{paragraph, plain};
+use crate::metric::Report;
+use crate::metric::report::{DraftReport, Overall};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// The value of `schema` of several reports as JSON.
+pub const SCHEMA: &str = "specprof.reports/1";
+
+/// Longest name of a column.
+const NAME: usize = 28;
+
+/// The reports as JSON: `schema` and `reports`, in their order.
+///
+/// # Errors
+/// Never for reports made by `analysis`; a value that JSON cannot hold otherwise.
+pub fn json(reports: &[Report]) -> Result<String, serde_json::Error> {
+    #[derive(Serialize)]
+    struct Document<'a> {
+        schema: &'a str,
+        reports: &'a [Report],
+    }
+    let mut text = serde_json::to_string_pretty(&Document { schema: SCHEMA, reports })?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// Numbers of one report, by line.
+type Line = (&'static str, fn(&Report) -> Option<String>);
+
+fn overall(report: &Report) -> Option<&Overall> {
+    report.overall.as_ref()
+}
+
+fn two(value: Option<f64>) -> Option<String> {
+    value.map(|v| format!("{v:.2}"))
+}
+
+fn percent(value: Option<f64>) -> Option<String> {
+    value.map(|v| format!("{:.0} %", v * 100.0))
+}
+
+fn with_interval(value: Option<f64>, interval: Option<[f64; 2]>) -> Option<String> {
+    let [low, high] = match interval {
+        Some(interval) => interval,
+        None => return two(value),
+    };
+    value.map(|v| format!("{v:.2} ({low:.2}-{high:.2})"))
+}
+
+/// Mean over the layers of the effective experts.
+fn effective(routers: Option<&DraftReport>) -> Option<String> {
+    let loads: Vec<f64> = routers?.layers.iter().filter_map(|l| Some(l.load?.effective_experts)).collect();
+    (!loads.is_empty()).then(|| format!("{:.0}", loads.iter().sum::<f64>() / loads.len() as f64))
+}
+
+fn advice(report: &Report, key: &str) -> Option<f64> {
+    report.advice.as_ref()?.get(key)?.as_f64()
+}
+
+/// The recorded draft length's entry of the advice.
+fn recorded(report: &Report, key: &str) -> Option<f64> {
+    report.advice.as_ref()?.get("by_draft_len")?.as_array()?.last()?.get(key)?.as_f64()
+}
+
+const LINES: &[Line] = &[
+    ("model", |r| Some(plain(&r.run.model.name))),
+    ("device", |r| Some(format!("{}{}", plain(&r.run.device.kind), if r.run.emulated { ", emulated" } else { "" }))),
+    ("drafter", |r| Some(plain(&r.run.drafter.kind))),
+    ("draft length", |r| Some(r.run.drafter.draft_len.to_string())),
+    ("temperature", |r| Some(r.run.sampling.temperature.to_string())),
+    ("requests", |r| Some(r.totals.requests.to_string())),
+    ("verify steps", |r| Some(r.totals.verify_steps.to_string())),
+    ("tokens", |r| Some(r.totals.tokens_emitted.to_string())),
+    ("tokens per step", |r| with_interval(r.acceptance.tokens_per_step, r.acceptance.tokens_per_step_ci95)),
+    ("rows", |r| overall(r).map(|o| o.stats.rows.to_string())),
+    ("union", |r| {
+        let union = overall(r)?.stats.union.as_ref()?;
+        with_interval(Some(union.mean), union.ci95)
+    }),
+    ("of uniform", |r| percent(Some(overall(r)?.stats.union.as_ref()?.mean / overall(r)?.stats.uniform_union?))),
+    ("lift", |r| two(overall(r)?.stats.lift)),
+    ("popularity lift", |r| two(overall(r)?.stats.popularity_lift)),
+    ("per kept row", |r| two(overall(r)?.stats.marginal_kept)),
+    ("per rejected row", |r| two(overall(r)?.stats.marginal_rejected)),
+    ("wasted", |r| two(overall(r)?.stats.wasted_mean)),
+    ("step reuse", |r| percent(overall(r)?.stats.step_reuse)),
+    ("worst layer", |r| overall(r).map(|o| o.worst_layer.to_string())),
+    ("effective experts, verify", |r| Some(format!("{:.0}", overall(r)?.load?.effective_experts))),
+    ("effective experts, prefill", |r| effective(r.prefill.as_ref())),
+    ("effective experts, drafter", |r| effective(r.draft.as_ref())),
+    ("step ratio", |r| two(recorded(r, "step_ratio"))),
+    ("speedup", |r| two(recorded(r, "speedup"))),
+    ("best draft length", |r| advice(r, "best_draft_len").map(|n| n.to_string())),
+];
+
+/// The reports side by side. Columns that do not fit are continued below.
+pub fn render(reports: &[Report], options: &TextOptions) -> String {
+    let titles: Vec<&Line> = LINES.iter().filter(|(_, of)| reports.iter().any(|r| of(r).is_some())).collect();
+    let column = |(i, report): (usize, &Report)| {
+        let name: String = plain(&report.run.name).chars().take(NAME).collect();
+        let cells: Vec<String> = titles.iter().map(|(_, of)| of(report).unwrap_or_else(|| "-".to_owned())).collect();
+        let width = cells.iter().map(|c| c.chars().count()).max().unwrap_or(0).max(name.chars().count() + 4);
+        (Column::new(&format!("[{}] {name}", i + 1)).cells(cells), width + 2)
+    };
+    let first = titles.iter().map(|(title, _)| title.len()).max().unwrap_or(0);
+    let mut out = String::new();
+    let mut columns = reports.iter().enumerate().map(column).peekable();
+    while columns.peek().is_some() {
+        let mut block = vec![Column::new("").left().cells(titles.iter().map(|(title, _)| (*title).to_owned()))];
+        let mut width = first;
+        while let Some((column, wide)) = columns.next_if(|(_, wide)| block.len() == 1 || width + wide <= options.width) {
+            width += wide;
+            block.push(column);
+        }
+        out.push_str(if out.is_empty() { "" } else { "\n" });
+        out.push_str(&table::render(block, options.width, |_, line| line.to_owned()));
+    }
+    for (i, report) in reports.iter().enumerate() {
+        let sections = [
+            report.groups.as_ref().map(|g| sections::groups(g, options)),
+            report.expert_parallel.as_ref().map(|p| sections::parallel(p, options)),
+        ];
+        for section in sections.into_iter().flatten() {
+            out.push_str(&format!("\n[{}] {}", i + 1, plain(&report.run.name)));
+            out.push_str(&section);
+        }
+    }
+    out.push_str(&warnings(reports, options));
+    out
+}
+
+/// Each warning once, with the traces that it is about.
+fn warnings(reports: &[Report], options: &TextOptions) -> String {
+    let all: BTreeSet<(&str, &str)> = reports.iter().flat_map(|r| &r.warnings).map(|w| (w.code.as_str(), w.message.as_str())).collect();
+    let mut out = String::from(if all.is_empty() { "" } else { "\n" });
+    for (code, message) in all {
+        let has = |r: &Report| r.warnings.iter().any(|w| w.code == code && w.message == message);
+        let of: Vec<String> = (1..).zip(reports).filter(|(_, r)| has(r)).map(|(i, _): (usize, _)| format!("[{i}]")).collect();
+        let whose = if of.len() == reports.len() { "all".to_owned() } else { of.join(" ") };
+        out.push_str(&paragraph("", &format!("{whose} {}: {}", plain(code), plain(message)), options.width));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::tests::memory::Memory;
+
+    fn report(name: &str, accepted: u16) -> Report {
+        let mut trace = Memory::new(&[1], 16, 2);
+        for step in 0..6u16 {
+            trace.verify(u32::from(step % 2), accepted, &[vec![vec![0, 1], vec![1, 2 + step % 3]]]);
+        }
+        let mut report = trace.report();
+        report.run.name = name.into();
+        report
+    }
+
+    #[test]
+    fn columns_go_on_below_when_they_do_not_fit() {
+        let reports: Vec<Report> = ["a", "b\x1b[31m", "a rather long name of a trace directory"].map(|n| report(n, 1)).into();
+        for (width, blocks) in [(160, 1), (64, 2), (40, 3)] {
+            let text = render(&reports, &TextOptions { width, ..TextOptions::default() });
+            assert_eq!(text.lines().filter(|l| l.starts_with("tokens per step")).count(), blocks, "{text}");
+            assert!(text.lines().all(|l| !l.chars().any(char::is_control)));
+        }
+        let text = render(&reports, &TextOptions::default());
+        assert!(text.contains("2.00 (2.00-2.00)") && text.contains("all no_device_times"), "{text}");
+        assert!(!text.contains("effective experts, prefill"), "{text}");
+    }
+
+    #[test]
+    fn json_holds_every_report() {
+        let value: serde_json::Value = serde_json::from_str(&json(&[report("a", 0), report("b", 1)]).unwrap()).unwrap();
+        assert_eq!((value["schema"].as_str(), value["reports"][1]["run"]["name"].as_str()), (Some(SCHEMA), Some("b")));
+    }
+}

@@ -1,0 +1,235 @@
+//! The report's tables, described once for text, Markdown, CSV and HTML.
+
+use super::bars::{bar, spark};
+use super::lookup::{interval, json, list, number, word};
+use super::table::Column;
+use crate::metric::Unit;
+use crate::metric::report::{LayerReport, Load, Report, WindowStats};
+use serde_json::Value;
+
+const BAR: usize = 16;
+
+/// A table with a name for machines and a title for people.
+#[derive(Debug, Clone)]
+pub struct Table {
+    /// `layers`, `acceptance`, ...
+    pub name: &'static str,
+    /// What it shows.
+    pub title: &'static str,
+    /// Its columns.
+    pub columns: Vec<Column>,
+}
+
+/// Names of all tables that a report can have.
+pub const NAMES: [&str; 6] = ["layers", "acceptance", "requests", "attribution", "draft_lengths", "warnings"];
+
+/// Every table of which the report has rows, in the order of [`NAMES`].
+pub fn all(report: &Report) -> Vec<Table> {
+    let rows: Vec<LayerRow<'_>> = report.layers.iter().map(LayerRow::of).chain(all_layers(report)).collect();
+    let tables = [
+        Table { name: "layers", title: "Layers", columns: layers(&rows, Look::default()) },
+        Table { name: "acceptance", title: "Acceptance by draft position", columns: acceptance(report) },
+        Table { name: "requests", title: "Requests", columns: requests(report) },
+        Table { name: "attribution", title: "Time of a step by component", columns: attribution(report) },
+        Table { name: "draft_lengths", title: "Draft lengths", columns: draft_lengths(report) },
+        Table { name: "warnings", title: "Warnings", columns: warnings(report) },
+    ];
+    tables.into_iter().filter(|t| t.columns.iter().any(|c| !c.texts().is_empty())).collect()
+}
+
+/// How the text shows layers.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// Whether block characters can be shown.
+    pub unicode: bool,
+    /// The largest mean union of all layers, for the bars; `None` for no bars.
+    pub most: Option<f64>,
+}
+
+impl Default for Look {
+    fn default() -> Self {
+        Self { unicode: true, most: None }
+    }
+}
+
+/// A row of the table of layers: one layer, or all of them together.
+#[derive(Debug, Clone)]
+pub struct LayerRow<'a> {
+    name: String,
+    k: u16,
+    stats: &'a WindowStats,
+    load: Option<Load>,
+    cost: Value,
+    time: Value,
+}
+
+impl<'a> LayerRow<'a> {
+    /// The row of one layer.
+    pub fn of(layer: &'a LayerReport) -> Self {
+        let (cost, time) = (json(&layer.cost), json(&layer.time));
+        Self { name: layer.layer.to_string(), k: layer.k, stats: &layer.stats, load: layer.load, cost, time }
+    }
+
+    /// The row with a mark before its name.
+    pub fn marked(mut self) -> Self {
+        self.name.insert(0, '!');
+        self
+    }
+}
+
+/// The row of all layers together.
+fn all_layers(report: &Report) -> Option<LayerRow<'_>> {
+    let all = report.overall.as_ref()?;
+    let (cost, time) = (json(&all.cost), json(&all.time));
+    Some(LayerRow { name: "all".into(), k: all.k, stats: &all.stats, load: all.load, cost, time })
+}
+
+/// The table of layers.
+pub fn layers(rows: &[LayerRow<'_>], look: Look) -> Vec<Column> {
+    let (unicode, most) = (look.unicode, look.most.unwrap_or_default());
+    let k = rows.first().map_or(1.0, |l| f64::from(l.k));
+    // A column of numbers: the same value rounded for people and in full for machines.
+    let numbers = |title: &str, key: &str, of: &dyn Fn(&LayerRow<'_>) -> Option<f64>, show: &dyn Fn(f64) -> String| {
+        let values: Vec<Option<f64>> = rows.iter().map(of).collect();
+        let texts: Vec<String> = values.iter().map(|v| v.map_or_else(|| "-".to_owned(), show)).collect();
+        Column::new(title).cells(texts).numbers(key, values)
+    };
+    let two = |v: f64| format!("{v:.2}");
+    let percent = |v: f64| format!("{:.0} %", v * 100.0);
+    let whole = |v: f64| format!("{v:.0}");
+    let union = |r: &LayerRow<'_>| Some(r.stats.union.as_ref()?.mean);
+    let ci = |r: &LayerRow<'_>| r.stats.union.as_ref()?.ci95;
+    let machine = |key: &str, of: &dyn Fn(&LayerRow<'_>) -> Option<f64>| Column::machine(key, rows.iter().map(of));
+    let names = || rows.iter().map(|r| r.name.clone());
+    let mut columns = vec![
+        Column::new("layer").cells(names()).words("layer", names().map(|n| n.trim_start_matches('!').to_owned())),
+        numbers("windows", "windows", &|r| Some(r.stats.windows as f64), &whole).optional(6),
+        numbers("union", "union_mean", &union, &two),
+        Column::new("95 %")
+            .optional(11)
+            .cells(rows.iter().map(|r| ci(r).map_or_else(|| "-".to_owned(), |[low, high]| format!("{low:.1}-{high:.1}"))))
+            .numbers("union_ci95_half", rows.iter().map(|r| ci(r).map(|[low, high]| (high - low) / 2.0))),
+        numbers("p99", "union_p99", &|r| Some(f64::from(r.stats.union.as_ref()?.p99)), &whole).optional(10),
+        numbers("of uniform", "union_of_uniform", &|r| Some(union(r)? / r.stats.uniform_union?), &percent),
+        numbers("lift", "lift", &|r| r.stats.lift, &two).optional(9),
+        numbers("pop. lift", "popularity_lift", &|r| r.stats.popularity_lift, &two).optional(3),
+        numbers("wasted", "wasted_mean", &|r| r.stats.wasted_mean, &two),
+        numbers("reuse", "step_reuse", &|r| r.stats.step_reuse, &percent).optional(8),
+        numbers("lag 1", "lag_1_overlap_frac", &|r| r.stats.lag_overlap_frac.as_ref()?.get(1).copied(), &percent).optional(7),
+        numbers(if unicode { "µs/expert" } else { "us/expert" }, "us_per_expert", &|r| number(&r.cost, &["us_per_expert"]), &two)
+            .optional(12),
+        numbers("eff. experts", "effective_experts", &|r| Some(r.load?.effective_experts), &whole).optional(0),
+        Column::new("by row")
+            .left()
+            .optional(5)
+            .cells(rows.iter().map(|r| spark(r.stats.marginal.iter().map(|&m| Some(m)), 0.0, k, unicode))),
+    ];
+    if most > 0.0 {
+        let bars = rows.iter().map(|r| bar(union(r).unwrap_or_default() / most, BAR, unicode));
+        columns.push(Column::new("of most").left().optional(4).cells(bars));
+    }
+    columns.extend([
+        machine("rows", &|r| Some(f64::from(r.stats.rows))),
+        machine("union_p50", &|r| Some(f64::from(r.stats.union.as_ref()?.p50))),
+        machine("union_p90", &|r| Some(f64::from(r.stats.union.as_ref()?.p90))),
+        machine("union_max", &|r| Some(f64::from(r.stats.union.as_ref()?.max))),
+        machine("union_ci95_low", &|r| Some(ci(r)?[0])),
+        machine("union_ci95_high", &|r| Some(ci(r)?[1])),
+        machine("uniform_union", &|r| r.stats.uniform_union),
+        machine("popularity_union", &|r| r.stats.popularity_union),
+        machine("marginal_kept", &|r| r.stats.marginal_kept),
+        machine("marginal_rejected", &|r| r.stats.marginal_rejected),
+        machine("lag_1_jaccard", &|r| r.stats.lag_jaccard.as_ref()?.get(1).copied()),
+        machine("entropy_bits", &|r| Some(r.load?.entropy_bits)),
+        machine("top_1pct_share", &|r| Some(r.load?.top_1pct_share)),
+        machine("max_over_mean", &|r| Some(r.load?.max_over_mean)),
+        machine("verify_us", &|r| number(&r.time, &["verify_us"])),
+        machine("decode_us", &|r| number(&r.time, &["decode_us"])),
+        machine("cost_intercept_us", &|r| number(&r.cost, &["intercept_us"])),
+        machine("cost_r2", &|r| number(&r.cost, &["r2"])),
+        machine("implied_gb_per_s", &|r| number(&r.cost, &["implied_gb_per_s"])),
+    ]);
+    let window_rows = rows.iter().map(|r| r.stats.marginal.len()).max().unwrap_or(0);
+    for i in 0..window_rows {
+        columns.push(machine(&format!("marginal_{i}"), &|r| r.stats.marginal.get(i).copied()));
+    }
+    for i in 0..window_rows {
+        columns.push(machine(&format!("prefix_union_{i}"), &|r| r.stats.prefix_union.get(i).copied()));
+    }
+    columns
+}
+
+/// A column of numbers shown in a unit.
+fn column(title: &str, key: &str, unit: Unit, values: Vec<Option<f64>>) -> Column {
+    let texts: Vec<String> = values.iter().map(|&v| unit.show_option(v)).collect();
+    Column::new(title).cells(texts).numbers(key, values)
+}
+
+fn acceptance(report: &Report) -> Vec<Column> {
+    let a = &report.acceptance;
+    let positions = || (1..=a.by_position.len()).map(|i| Some(i as f64));
+    vec![
+        column("draft", "draft", Unit::Count, positions().collect()),
+        column("accepted", "by_position", Unit::Share, a.by_position.clone()),
+        column("given all before", "conditional_by_position", Unit::Share, a.conditional_by_position.clone()),
+        column(
+            "windows that kept exactly so many",
+            "windows",
+            Unit::Count,
+            (1..=a.by_position.len()).map(|i| a.histogram.get(i).map(|&n| n as f64)).collect(),
+        ),
+    ]
+}
+
+fn requests(report: &Report) -> Vec<Column> {
+    let all = &report.by_request;
+    vec![
+        column("request", "request_id", Unit::Count, all.iter().map(|r| Some(f64::from(r.request_id))).collect()),
+        column("verify steps", "verify_steps", Unit::Count, all.iter().map(|r| Some(r.verify_steps as f64)).collect()),
+        column("tokens per step", "tokens_per_step", Unit::Tokens, all.iter().map(|r| r.tokens_per_step).collect()),
+        column("union", "union_mean", Unit::Experts, all.iter().map(|r| r.union_mean).collect()),
+        column("wasted", "wasted_mean", Unit::Experts, all.iter().map(|r| r.wasted_mean).collect()),
+    ]
+}
+
+fn attribution(report: &Report) -> Vec<Column> {
+    let cost = json(&report.cost);
+    let parts = list(&cost, "attribution");
+    let names = || parts.iter().map(|p| word(p, "component").to_owned());
+    let time = |key: &str| parts.iter().map(|p| number(p, &[key])).collect::<Vec<_>>();
+    let micros = |title: &str, key: &str| {
+        let texts: Vec<String> = time(key).into_iter().map(|v| v.map_or_else(|| "-".to_owned(), |v| format!("{v:.1}"))).collect();
+        Column::new(title).cells(texts).numbers(key, time(key))
+    };
+    vec![
+        Column::new("component").left().cells(names()).words("component", names()),
+        micros("decode step, µs", "decode_us"),
+        micros("verify step, µs", "verify_us"),
+        micros("more, µs", "delta_us"),
+        column("share of it", "share_of_delta", Unit::Share, time("share_of_delta")),
+    ]
+}
+
+fn draft_lengths(report: &Report) -> Vec<Column> {
+    let advice = json(&report.advice);
+    let lengths = list(&advice, "by_draft_len");
+    let of = |key: &str| lengths.iter().map(|p| number(p, &[key])).collect::<Vec<_>>();
+    let bound = |at: usize| lengths.iter().map(move |p| interval(p, &["ci95"]).map(|ci| ci[at])).collect::<Vec<_>>();
+    vec![
+        column("drafts", "draft_len", Unit::Count, of("draft_len")),
+        column("tokens per step", "tokens_per_step", Unit::Tokens, of("tokens_per_step")),
+        column("union", "union_mean", Unit::Experts, of("union_mean")),
+        column("step ratio", "step_ratio", Unit::Ratio, of("step_ratio")),
+        column("speedup", "speedup", Unit::Ratio, of("speedup")),
+        column("95 % from", "speedup_ci95_low", Unit::Ratio, bound(0)),
+        column("to", "speedup_ci95_high", Unit::Ratio, bound(1)),
+    ]
+}
+
+fn warnings(report: &Report) -> Vec<Column> {
+    let words = |of: fn(&crate::trace::manifest::Warning) -> &String| report.warnings.iter().map(of).cloned().collect::<Vec<_>>();
+    vec![
+        Column::new("code").left().cells(words(|w| &w.code)).words("code", words(|w| &w.code)),
+        Column::new("what limits the numbers").left().cells(words(|w| &w.message)).words("message", words(|w| &w.message)),
+    ]
+}

@@ -1,0 +1,257 @@
+//! `specprof report` as a page, Markdown and CSV: whole, self-contained, and harmless whatever a trace says.
+
+use crate::trace::small;
+use assert_cmd::Command;
+use predicates::prelude::*;
+use predicates::str::contains;
+use serde_json::Value;
+use specprof::trace::manifest::Warning;
+use specprof::trace::{Ending, Synth, TraceWriter, WriterOptions};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const HOSTILE: &str = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&amp;{{ 7 * 7 }}`|";
+
+fn report(trace: &Path, args: &[&str]) -> String {
+    let mut command = Command::cargo_bin("specprof").unwrap();
+    command.arg("report").arg(trace).args(args).env("COLUMNS", "100").env("LC_ALL", "C.UTF-8");
+    String::from_utf8(command.assert().success().stderr("").get_output().stdout.clone()).unwrap()
+}
+
+fn written(synth: &Synth, name: &str) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join(name);
+    synth.write(&trace).unwrap();
+    (dir, trace)
+}
+
+/// A trace whose every free word wants to be markup.
+fn hostile() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("<b onmouseover=alert(3)>&\"'");
+    let synth = small();
+    let mut manifest = synth.manifest();
+    for word in [&mut manifest.model.name, &mut manifest.model.architecture, &mut manifest.model.quantisation, &mut manifest.engine] {
+        HOSTILE.clone_into(word);
+    }
+    for word in [&mut manifest.drafter.kind, &mut manifest.device.name, &mut manifest.device.kind] {
+        HOSTILE.clone_into(word);
+    }
+    manifest.warnings.push(Warning::new(HOSTILE, HOSTILE));
+    let mut writer = TraceWriter::create(&trace, manifest, &WriterOptions::default()).unwrap();
+    synth.emit(&mut writer).unwrap();
+    writer.finish(Ending::Incomplete(HOSTILE.into())).unwrap();
+    (dir, trace)
+}
+
+const VOID: [&str; 6] = ["meta", "link", "br", "img", "input", "hr"];
+
+/// The names of the elements of a page, in order; panics unless every one is closed in turn.
+fn elements(page: &str) -> Vec<String> {
+    let (mut open, mut all): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut rest = page;
+    while let Some(at) = rest.find('<') {
+        rest = &rest[at + 1..];
+        if rest.starts_with('!') {
+            continue;
+        }
+        let (tag, behind) = rest.split_once('>').expect("a tag that does not end");
+        rest = behind;
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name), "near {}", &rest[..rest.len().min(80)]);
+            continue;
+        }
+        let name: String = tag.chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+        assert!(!name.is_empty(), "`<{tag}>` is no tag");
+        assert_eq!(tag.matches('"').count() % 2, 0, "an attribute that does not end: <{tag}>");
+        all.push(name.clone());
+        if tag.ends_with('/') || VOID.contains(&name.as_str()) {
+            continue;
+        }
+        if name == "script" || name == "style" {
+            rest = rest.split_once(&format!("</{name}>")).expect("raw text that does not end").1;
+        } else {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "never closed: {open:?}");
+    all
+}
+
+fn attributes<'a>(page: &'a str, name: &str) -> Vec<&'a str> {
+    page.split(&format!(" {name}=\"")).skip(1).filter_map(|rest| rest.split('"').next()).collect()
+}
+
+/// The JSON that is embedded in a page.
+fn embedded(page: &str) -> Value {
+    let data = page.split_once("id=\"report-data\">").unwrap().1.split_once("</script>").unwrap().0;
+    serde_json::from_str(data).unwrap()
+}
+
+fn check_page(page: &str) {
+    let all = elements(page);
+    assert_eq!(all.iter().filter(|e| *e == "script").count(), 2, "the data and the one script");
+    assert!(
+        !all.iter().any(|e| ["img", "iframe", "object", "embed", "b"].contains(&e.as_str()))
+            || all.iter().filter(|e| *e == "b").count() <= 8
+    );
+    for attribute in ["src", "href", "xlink:href", "action"] {
+        for value in attributes(page, attribute) {
+            assert!(value.starts_with('#') || value == "data:,", "{attribute}={value}");
+        }
+    }
+    let (before, behind) = page.split_once("id=\"report-data\">").unwrap();
+    let (data, behind) = behind.split_once("</script>").unwrap();
+    assert!(!data.contains('<'), "the data can end their element");
+    for part in [before, behind] {
+        for forbidden in ["@import", "javascript:", "<!--", "onerror=alert(2)>", "<b onmouseover", "<script>alert"] {
+            assert!(!part.contains(forbidden), "{forbidden}");
+        }
+        assert!(part.split("url(").skip(1).all(|rest| rest.starts_with('#')), "a picture or font from elsewhere");
+    }
+    let ids = attributes(page, "id");
+    assert_eq!(ids.len(), ids.iter().collect::<BTreeSet<_>>().len(), "{ids:?}");
+    for section in ["acceptance", "unions", "overlap", "load", "cost", "draft-length", "layers", "requests", "limits", "run"] {
+        assert!(ids.contains(&section) && page.contains(&format!("href=\"#{section}\"")), "{section}");
+    }
+    let figures = [
+        "acceptance-positions",
+        "accepted-histogram",
+        "union-map",
+        "marginal-map",
+        "wasted-map",
+        "union-growth",
+        "union-histogram",
+        "pairwise",
+        "by-lag",
+        "load-map",
+        "load-layers",
+        "attribution",
+        "time-union",
+        "cost-layers",
+        "telemetry",
+        "speedup",
+        "step-ratio",
+    ];
+    for id in figures {
+        let figure =
+            page.split(&format!("<figure id=\"{id}\">")).nth(1).unwrap_or_else(|| panic!("{id}")).split("</figure>").next().unwrap();
+        let shown =
+            figure.contains("<svg ") && figure.contains("role=\"img\"") && figure.contains("aria-label=") && figure.contains("Unit: ");
+        assert!(shown || figure.contains("class=\"missing\">Not known: "), "{id}: {figure}");
+        assert!(!shown || figure.contains(">n = "), "{id} does not say over how many");
+    }
+    assert!(page.contains("prefers-color-scheme: dark") && page.contains("@media print") && page.contains("lang=\"en\""));
+}
+
+#[test]
+fn the_page_is_whole_and_fetches_nothing() {
+    let (_dir, trace) = written(&small(), "my-trace");
+    let page = report(&trace, &["--format", "html"]);
+    check_page(&page);
+    assert_eq!(embedded(&page), serde_json::from_str::<Value>(&report(&trace, &["--format", "json"])).unwrap());
+    // The numbers stand in the page itself, without its script: a row a layer, and one of them all.
+    let table = page.split("<section id=\"layers\"").nth(1).unwrap().split("</table>").next().unwrap();
+    assert_eq!(table.matches("<tr").count(), 1 + 3 + 1);
+    for id in ["union-map", "marginal-map", "wasted-map", "pairwise", "load-map", "union-histogram", "acceptance-positions"] {
+        let figure = page.split(&format!("<figure id=\"{id}\">")).nth(1).unwrap().split("</figure>").next().unwrap();
+        assert!(figure.contains("<svg "), "{id} of a full trace has no picture");
+    }
+}
+
+#[test]
+fn words_of_a_trace_never_become_markup() {
+    let (_dir, trace) = hostile();
+    let page = report(&trace, &["--format", "html"]);
+    check_page(&page);
+    assert_eq!(embedded(&page)["run"]["model"]["name"], HOSTILE);
+    assert!(page.contains("&lt;img src=x onerror=alert(2)&gt;") && page.contains("{{ 7 * 7 }}"), "the name is shown as it is");
+    let markdown = report(&trace, &["--format", "markdown"]);
+    assert!(!markdown.contains('<') && markdown.contains("&lt;img"), "{markdown}");
+    for line in markdown.lines().filter(|l| l.starts_with('|')) {
+        let row = line.replace("\\|", "");
+        assert!(row.matches('|').count() >= 3 && row.ends_with('|'), "{line}");
+    }
+    let csv = report(&trace, &["--format", "csv", "--table", "warnings"]);
+    assert!(csv.starts_with("code,message\n") && csv.contains("\"\"'&amp;"), "{csv}");
+}
+
+#[test]
+fn every_format_has_the_same_numbers() {
+    let (_dir, trace) = written(&Synth { requests: 4, ..small() }, "t");
+    let json: Value = serde_json::from_str(&report(&trace, &["--format", "json"])).unwrap();
+    let csv = report(&trace, &["--format", "csv"]);
+    let lines: Vec<Vec<&str>> = csv.lines().map(|l| l.split(',').collect()).collect();
+    assert_eq!(lines.len(), 1 + 3 + 1);
+    assert!(lines.iter().all(|l| l.len() == lines[0].len()), "{csv}");
+    let cell = |row: usize, key: &str| lines[row][lines[0].iter().position(|k| *k == key).unwrap_or_else(|| panic!("{key}"))];
+    let number = |row: usize, key: &str| cell(row, key).parse::<f64>().unwrap();
+    for (row, layer) in (1..).zip(json["layers"].as_array().unwrap()) {
+        assert_eq!(cell(row, "layer"), layer["layer"].to_string());
+        assert_eq!(number(row, "union_mean"), layer["union"]["mean"].as_f64().unwrap());
+        assert_eq!(number(row, "union_ci95_low"), layer["union"]["ci95"][0].as_f64().unwrap());
+        assert_eq!(number(row, "wasted_mean"), layer["wasted_mean"].as_f64().unwrap());
+        assert_eq!(number(row, "marginal_2"), layer["marginal"][2].as_f64().unwrap());
+    }
+    assert_eq!((cell(4, "layer"), number(4, "lift")), ("all", json["overall"]["lift"].as_f64().unwrap()));
+    let requests = report(&trace, &["--format", "csv", "--table", "requests"]);
+    assert_eq!(requests.lines().count(), 1 + 4);
+    let markdown = report(&trace, &["--format", "markdown"]);
+    let mean = json["layers"][0]["union"]["mean"].as_f64().unwrap();
+    assert!(markdown.contains(&format!("| {mean:.2} |")) && markdown.contains("## Acceptance by draft position"), "{markdown}");
+    let none =
+        Command::cargo_bin("specprof").unwrap().arg("report").arg(&trace).args(["--format", "csv", "--table", "draft-lengths"]).assert();
+    let advice = json["advice"].is_object();
+    assert_eq!(none.get_output().status.code(), Some(if advice { 0 } else { 2 }));
+}
+
+#[test]
+fn text_fits_and_pipes_cleanly() {
+    let (_dir, trace) = written(&small(), "t");
+    for width in ["80", "120"] {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let out =
+            command.arg("report").arg(&trace).args(["--per-layer", "--explain"]).env("COLUMNS", width).env("LC_ALL", "C.UTF-8").assert();
+        let text = String::from_utf8(out.success().get_output().stdout.clone()).unwrap();
+        let limit: usize = width.parse().unwrap();
+        for line in text.lines() {
+            assert!(line.chars().count() <= limit && !line.chars().any(char::is_control) && line == line.trim_end(), "{width}: {line:?}");
+        }
+    }
+}
+
+#[test]
+fn a_page_of_a_large_model_and_many_requests_stays_small() {
+    // The size follows from layers, rows, experts and requests, not from the number of tokens.
+    let synth =
+        Synth { requests: 400, verify_steps: 2, decode_every: 0, rows: 8, weights: true, draft_layer: Some(42), ..Synth::default() };
+    let (_dir, trace) = written(&synth, "large");
+    let page = report(&trace, &["--format", "html"]);
+    check_page(&page);
+    assert!(page.len() < 3_000_000, "{} bytes", page.len());
+    let data = embedded(&page);
+    assert_eq!((data["by_request"].as_array().unwrap().len(), data["totals"]["requests"].as_u64()), (300, Some(400)));
+    assert!(page.contains("The first 300 of 400 requests"));
+}
+
+#[test]
+fn a_page_without_windows_says_what_is_not_known() {
+    let (dir, trace) = written(&Synth { verify_steps: 0, ..small() }, "t");
+    let output = dir.path().join("r.html");
+    Command::cargo_bin("specprof")
+        .unwrap()
+        .arg("report")
+        .arg(&trace)
+        .args(["--format", "html", "-o"])
+        .arg(&output)
+        .assert()
+        .success()
+        .stdout("");
+    let page = fs::read_to_string(&output).unwrap();
+    check_page(&page);
+    assert!(page.contains("Not known: the trace has no routed verify windows."));
+    let markdown = Command::cargo_bin("specprof").unwrap().arg("report").arg(&trace).args(["--format", "markdown"]).assert().success();
+    markdown.stdout(contains("no\\_verify\\_steps").and(contains("NaN").not()));
+}
