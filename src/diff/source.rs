@@ -1,0 +1,182 @@
+//! What is compared: a trace, or a report that was kept as JSON.
+
+use crate::analysis::{AnalysisError, Options, analyze_trace};
+use crate::metric::Report;
+use crate::metric::report::SCHEMA;
+use crate::trace::{Trace, TraceError};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Largest report file: a report of 100 000 requests and 40 layers is a tenth of it.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// One side of a comparison.
+#[derive(Debug)]
+pub struct Side {
+    /// Its numbers.
+    pub report: Report,
+    /// The trace, when it was given as one.
+    pub trace: Option<Trace>,
+}
+
+/// Why a side cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// There is nothing at this path.
+    #[error("{path}: neither a trace nor a report: no such file or directory", path = path.display())]
+    Missing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("{path}: cannot read: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It is no report, or a broken one.
+    #[error("{path}: corrupt: {reason}", path = path.display())]
+    Report {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A report of a version that this build cannot read.
+    #[error("{path}: report version `{found}` is not readable by this build, which reads {SCHEMA}; use a newer specprof", path = path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version found.
+        found: String,
+    },
+    /// The trace cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The trace contradicts itself.
+    #[error("{path}: {source}", path = path.display())]
+    Analysis {
+        /// The trace.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: AnalysisError,
+    },
+}
+
+impl Side {
+    /// Opens a trace (a directory) and makes its report, or reads a report (a file).
+    ///
+    /// # Errors
+    /// When it is neither, corrupt, or of a version that this build cannot read.
+    pub fn open(path: &Path) -> Result<Self, SourceError> {
+        let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => SourceError::Missing { path: path.to_owned() },
+            _ => SourceError::Io { path: path.to_owned(), source },
+        })?;
+        if !metadata.is_dir() {
+            return Ok(Self { report: read_report(path)?, trace: None });
+        }
+        let trace = Trace::open(path)?;
+        let report = analyze_trace(&trace, &Options::default()).map_err(|error| match error {
+            AnalysisError::Trace(error) => SourceError::Trace(error),
+            source => SourceError::Analysis { path: path.to_owned(), source },
+        })?;
+        Ok(Self { report, trace: Some(trace) })
+    }
+}
+
+/// Reads a report. Keys that this build does not know are passed over; keys that older builds did not write are unknown.
+///
+/// # Errors
+/// As [`Side::open`].
+pub fn read_report(path: &Path) -> Result<Report, SourceError> {
+    let io = |source| SourceError::Io { path: path.to_owned(), source };
+    let wrong = |reason: String| SourceError::Report { path: path.to_owned(), reason };
+    let mut bytes = Vec::new();
+    File::open(path).map_err(io)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(wrong("too large for a report".into()));
+    }
+    let json = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
+    // The version first: a report of another version need not have the keys of this one.
+    let value: Value = serde_json::from_slice(json).map_err(|e| wrong(format!("not JSON: {e}")))?;
+    match value.get("schema").and_then(Value::as_str) {
+        Some(SCHEMA) => {}
+        Some(found) if found.starts_with("specprof.report/") => {
+            let found = found.chars().take(40).collect::<String>().escape_debug().to_string();
+            return Err(SourceError::Version { path: path.to_owned(), found });
+        }
+        _ => return Err(wrong("no report of specprof: it has no `schema`; write one by `specprof report TRACE --format json`".into())),
+    }
+    let report: Report = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
+    check(&report).map_err(wrong)?;
+    Ok(report)
+}
+
+/// What the comparison relies on.
+fn check(report: &Report) -> Result<(), String> {
+    let layers = report.layers.len();
+    if let Some(pair) = report.layers.windows(2).find(|pair| pair[0].layer >= pair[1].layer) {
+        return Err(format!("layers: {} stands before {}; they must ascend", pair[0].layer, pair[1].layer));
+    }
+    for request in &report.by_request {
+        let Some(sums) = &request.sums else { continue };
+        let wasted = sums.wasted.as_ref().map_or(layers, Vec::len);
+        if sums.windows.len() != layers || sums.union.len() != layers || wasted != layers {
+            return Err(format!("by_request: the sums of request {} are not of {layers} layers", request.request_id));
+        }
+        // Sums over layers must not overflow.
+        let largest = sums.windows.iter().chain(&sums.union).chain(sums.wasted.iter().flatten()).max();
+        if largest.is_some_and(|&n| n > 1 << 40) {
+            return Err(format!("by_request: the sums of request {} are larger than a trace can have", request.request_id));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::report;
+    use super::*;
+
+    fn read(text: &str) -> Result<Report, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.json");
+        std::fs::write(&path, text).unwrap();
+        Side::open(&path).map(|side| side.report).map_err(|e| e.to_string().replace(&path.display().to_string(), "r.json"))
+    }
+
+    #[test]
+    fn a_report_is_read_back() {
+        let report = report();
+        assert_eq!(read(&serde_json::to_string(&report).unwrap()).unwrap(), report);
+        // A newer report of the same version has more keys.
+        let mut more = serde_json::to_value(&report).unwrap();
+        more["run"]["colour"] = "blue".into();
+        assert_eq!(read(&more.to_string()).unwrap(), report);
+    }
+
+    #[test]
+    fn broken_reports_are_named() {
+        let value = serde_json::to_value(report()).unwrap();
+        let with = |change: &dyn Fn(&mut Value)| {
+            let mut value = value.clone();
+            change(&mut value);
+            read(&value.to_string()).unwrap_err()
+        };
+        assert!(read("").unwrap_err().starts_with("r.json: corrupt: not JSON"));
+        assert!(read("{}").unwrap_err().contains("no report of specprof"));
+        assert!(read(&"[".repeat(100_000)).unwrap_err().contains("not JSON"));
+        assert!(with(&|v| v["schema"] = "specprof.report/2".into()).contains("version `specprof.report/2`"));
+        assert!(with(&|v| v["totals"] = 3.into()).starts_with("r.json: corrupt: "));
+        assert!(with(&|v| v["layers"][1]["layer"] = 0.into()).contains("must ascend"));
+        assert!(with(&|v| v["by_request"][1]["sums"]["union"] = vec![1].into()).contains("request 1 are not of"));
+        assert!(with(&|v| v["by_request"][0]["sums"]["windows"][0] = u64::MAX.into()).contains("larger than"));
+        assert!(Side::open(Path::new("/nowhere")).unwrap_err().to_string().contains("neither a trace nor a report"));
+    }
+}
