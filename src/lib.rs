@@ -4,7 +4,9 @@
 //!
 //! ```text
 //! L5  cli        arguments, terminal, exit codes
-//! L4  report     plain structs -> text, JSON                    (no polars, no arrow)
+//! L4  report     plain structs -> text, Markdown, CSV, JSON, HTML  (no polars, no arrow)
+//! L4  export     trace -> timeline, lines of JSON
+//! L4  diff       two reports -> verdicts, rules                 (beside it)
 //! L3  analysis   trace tables -> report structs                 (the only place with polars)
 //! L2  record     workload x engine -> trace
 //! L1  engine     checkpoint -> forward passes, drafts, events
@@ -16,7 +18,9 @@
 
 pub mod analysis;
 pub mod cli;
+pub mod diff;
 pub mod engine;
+pub mod export;
 pub mod metric;
 pub mod record;
 pub mod report;

@@ -1,8 +1,11 @@
 //! The command line: arguments to plain options, options to calls, results to streams and exit codes.
 
+mod advise;
 mod demo;
+mod diff;
 mod doctor;
 pub mod exit;
+mod export;
 mod generate;
 mod golden;
 mod inspect;
@@ -10,6 +13,7 @@ mod interrupt;
 mod model;
 mod record;
 mod report;
+mod sweep;
 mod ui;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -61,6 +65,10 @@ enum Command {
     Record(record::Args),
     Inspect(inspect::Args),
     Report(report::Args),
+    Advise(advise::Args),
+    Sweep(sweep::Args),
+    Export(export::Args),
+    Diff(diff::Args),
     Generate(generate::Args),
 }
 
@@ -94,6 +102,10 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args, &mut ui),
         Command::Inspect(args) => inspect::run(&args, &mut ui),
         Command::Report(args) => report::run(&args, &mut ui),
+        Command::Advise(args) => advise::run(&args, &mut ui),
+        Command::Sweep(args) => sweep::run(&args, &mut ui),
+        Command::Export(args) => export::run(&args, &mut ui),
+        Command::Diff(args) => diff::run(&args, &mut ui),
         Command::Generate(args) => generate::run(&args, &mut ui),
     });
     match ended.and_then(|()| ui.flush()) {

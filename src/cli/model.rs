@@ -13,7 +13,15 @@ use summary::Summary;
 /// Show a model's parameters and bytes by component, whether it fits, and a forecast of its verify ratio
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The forecast is a model of bytes, not a measurement; `specprof model MODEL --json` lists what it takes for granted."
+    after_help = "The forecast is a model of bytes, not a measurement; `specprof model MODEL --json` lists what it takes for granted.",
+    after_long_help = "\
+Examples:
+  specprof model ling-3.0-flash
+  specprof model ling-3.0-flash-fp4 --context 32768 --rows 2-9
+  specprof model ./Ling-3.0-tiny --json
+  specprof model CHECKPOINT --golden golden.safetensors
+
+The forecast is a model of bytes, not a measurement; `specprof model MODEL --json` lists what it takes for granted."
 )]
 pub struct Args {
     /// A checkpoint's folder, `demo` (the built-in model), or a preset without weights: ling-3.0-flash, ling-3.0-flash-fp8,

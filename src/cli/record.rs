@@ -7,6 +7,7 @@ use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
 use crate::engine::sampling::Sampling;
 use crate::engine::{Checkpoint, EngineError};
 use crate::record::{Options, Plan, Progress, Prompt, RecordError, Recording, WorkloadError, workload};
+use crate::trace::TraceError;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -89,7 +90,7 @@ pub struct Args {
     /// Record prompt and output text
     #[arg(long, help_heading = "Recording")]
     store_text: bool,
-    /// Kernel launches: `auto` records them where a GPU runs the model
+    /// Times of kernels: `auto` takes the best way, on the CPU those of the engine's operations
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Kernels::Auto, help_heading = "Recording")]
     kernels: Kernels,
     /// Clocks, temperature and load beside the steps
@@ -108,7 +109,7 @@ enum Backend {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Draft {
+pub(super) enum Draft {
     /// The model's own multi-token-prediction block, chained
     Mtp,
     /// An external DSpark drafter
@@ -121,9 +122,9 @@ enum Draft {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Kernels {
-    /// Where a GPU runs the model
+    /// As the backend allows: on the CPU, wall time of each operation by layer and component
     Auto,
-    /// By CUPTI, or not at all
+    /// By CUPTI on a GPU, or not at all
     Cupti,
     /// Never
     Off,
@@ -135,6 +136,18 @@ enum Telemetry {
     Auto,
     /// None
     Off,
+}
+
+impl Draft {
+    /// The drafter, refusing what this build does not have.
+    pub(super) fn kind(self) -> Result<DraftKind, Failure> {
+        match self {
+            Self::Mtp => Ok(DraftKind::Mtp),
+            Self::Ngram => Ok(DraftKind::Ngram),
+            Self::None => Ok(DraftKind::None),
+            Self::Dspark => Err(Failure::Input("--draft dspark is not in this build yet; use --draft mtp, ngram or none".into())),
+        }
+    }
 }
 
 impl Args {
@@ -150,12 +163,7 @@ impl Args {
         if self.draft != Draft::Dspark && self.draft_model.is_some() {
             return Err(Failure::Input("--draft-model goes with --draft dspark; the other drafters need no model of their own".into()));
         }
-        match self.draft {
-            Draft::Mtp => Ok(DraftKind::Mtp),
-            Draft::Ngram => Ok(DraftKind::Ngram),
-            Draft::None => Ok(DraftKind::None),
-            Draft::Dspark => Err(Failure::Input("--draft dspark is not in this build yet; use --draft mtp, ngram or none".into())),
-        }
+        self.draft.kind()
     }
 
     fn options(&self, draft: DraftKind) -> Options {
@@ -169,6 +177,8 @@ impl Args {
             prefill_chunk: usize::from(self.prefill_chunk),
             router_weights: self.router_probs,
             store_text: self.store_text,
+            // On the CPU it is the engine itself that looks at the clock.
+            kernels: self.kernels == Kernels::Auto,
         }
     }
 
@@ -219,13 +229,19 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let checkpoint = Checkpoint::resolve(&args.model)?;
     ui.detail(&format!("{}: {} tensors, identity {}", checkpoint.name, checkpoint.inventory.total().tensors, checkpoint.identity));
     let plan = Plan::new(&checkpoint, &prompts, options).map_err(Failure::from)?;
-    let dir = match &args.out {
-        Some(dir) => dir.clone(),
-        None => free_directory(Path::new("traces"), &format!("{}-{}", checkpoint.name, draft.as_str())),
-    };
     let stop = stop_flag()?;
-    let recording = record_with_progress(&plan, &dir, args.force, args.telemetry == Telemetry::Auto, &stop, ui)?;
-    ui.result(&format!("{}\n", dir.display()))?;
+    let telemetry = args.telemetry == Telemetry::Auto;
+    let (dir, recording) = match &args.out {
+        Some(dir) => (dir.clone(), record_with_progress(&plan, dir, args.force, telemetry, &stop, ui)?),
+        None => {
+            let name = format!("{}-{}", checkpoint.name, draft.as_str());
+            let attempt = |dir: &Path| try_record(&plan, dir, false, telemetry, &stop, ui);
+            free_directory(Path::new("traces"), &name, attempt).map_err(|error| failure(&plan, error))?
+        }
+    };
+    if recording.totals.steps > 0 || !recording.totals.interrupted {
+        ui.result(&format!("{}\n", dir.display()))?;
+    }
     finish(&recording, &dir, ui)
 }
 
@@ -238,6 +254,18 @@ pub(super) fn record_with_progress(
     stop: &AtomicBool,
     ui: &Ui,
 ) -> Result<Recording, Failure> {
+    try_record(plan, dir, force, telemetry, stop, ui).map_err(|error| failure(plan, error))
+}
+
+/// What only a forward pass can find is wrong with the checkpoint, not with the command line.
+fn failure(plan: &Plan<'_>, error: RecordError) -> Failure {
+    match error {
+        RecordError::Engine(error @ EngineError::NotFinite { .. }) => Failure::Input(format!("{}: {error}", plan.checkpoint.name)),
+        other => other.into(),
+    }
+}
+
+fn try_record(plan: &Plan<'_>, dir: &Path, force: bool, telemetry: bool, stop: &AtomicBool, ui: &Ui) -> Result<Recording, RecordError> {
     let bar = ui.progress(plan.max_tokens(), "tokens");
     let mut show = |p: Progress| {
         bar.set_position(p.settled_tokens);
@@ -245,11 +273,7 @@ pub(super) fn record_with_progress(
     };
     let recording = crate::record::record(plan, dir, force, telemetry, stop, &mut show);
     bar.finish_and_clear();
-    recording.map_err(|error| match error {
-        // What only a forward pass can find is wrong with the checkpoint, not with the command line.
-        RecordError::Engine(error @ EngineError::NotFinite { .. }) => Failure::Input(format!("{}: {error}", plan.checkpoint.name)),
-        other => other.into(),
-    })
+    recording
 }
 
 /// Says what was recorded, and whether it was all.
@@ -259,6 +283,9 @@ fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
     }
     if recording.totals.interrupted {
         let steps = recording.totals.steps;
+        if steps == 0 {
+            return Err(Failure::Interrupted("interrupted before the first step; nothing was recorded".into()));
+        }
         return Err(Failure::Interrupted(format!("interrupted; {} has the {steps} steps so far and is marked incomplete", dir.display())));
     }
     ui.note(&format!("{}: {}", summary(recording), dir.display()));
@@ -275,10 +302,24 @@ pub(super) fn summary(recording: &Recording) -> String {
     )
 }
 
-/// The first of `NAME-1`, `NAME-2`, ... in `parent` that is not there.
-fn free_directory(parent: &Path, name: &str) -> PathBuf {
-    let of = |n: u32| parent.join(format!("{name}-{n}"));
-    (1..).map(of).find(|dir| dir.symlink_metadata().is_err()).unwrap_or_else(|| of(0))
+/// Records into the first of `NAME-1`, `NAME-2`, ... in `parent` that nobody has, also not since it was looked for.
+fn free_directory<T>(
+    parent: &Path,
+    name: &str,
+    mut record: impl FnMut(&Path) -> Result<T, RecordError>,
+) -> Result<(PathBuf, T), RecordError> {
+    let mut number = 1u32;
+    loop {
+        let dir = parent.join(format!("{name}-{number}"));
+        number = number.saturating_add(1);
+        if dir.symlink_metadata().is_ok() {
+            continue;
+        }
+        match record(&dir) {
+            Err(RecordError::Trace(TraceError::Exists { path })) if path == dir && number < u32::MAX => {}
+            recorded => return recorded.map(|recording| (dir, recording)),
+        }
+    }
 }
 
 impl From<RecordError> for Failure {
@@ -301,10 +342,21 @@ mod tests {
     #[test]
     fn the_default_directory_is_a_fresh_one() {
         let parent = tempfile::tempdir().unwrap();
-        let first = free_directory(parent.path(), "nano-mtp");
-        assert_eq!(first, parent.path().join("nano-mtp-1"));
+        let free = || free_directory(parent.path(), "nano-mtp", |dir| Ok(dir.file_name().unwrap().to_owned())).unwrap();
+        let first = parent.path().join("nano-mtp-1");
+        assert_eq!(free(), (first.clone(), "nano-mtp-1".into()));
         std::fs::create_dir(&first).unwrap();
         std::fs::write(parent.path().join("nano-mtp-2"), "a file counts as well").unwrap();
-        assert_eq!(free_directory(parent.path(), "nano-mtp"), parent.path().join("nano-mtp-3"));
+        assert_eq!(free().0, parent.path().join("nano-mtp-3"));
+        // Someone else is faster twice.
+        let mut tried = Vec::new();
+        let (dir, ()) = free_directory(parent.path(), "nano-mtp", |dir| {
+            tried.push(dir.to_owned());
+            if tried.len() < 3 { Err(TraceError::Exists { path: dir.to_owned() }.into()) } else { Ok(()) }
+        })
+        .unwrap();
+        assert_eq!(dir, parent.path().join("nano-mtp-5"));
+        let failed = free_directory(parent.path(), "nano-mtp", |_| Err::<(), _>(TraceError::Event { what: "it".into() }.into()));
+        assert!(failed.unwrap_err().to_string().contains("cannot record it"));
     }
 }

@@ -2,31 +2,65 @@
 
 use super::exit::Failure;
 use super::ui::{Output, Ui};
-use crate::analysis::{self, AnalysisError, Options};
-use crate::report::{TextOptions, json, text};
-use std::path::PathBuf;
+use crate::analysis::parallel::placement::{Choice, File};
+use crate::analysis::{self, AnalysisError, GroupBy, Options, Parallel, Wanted, parallel};
+use crate::report::{TextOptions, html, json, markdown, side_by_side, text};
+use crate::trace::Trace;
+use std::path::{Path, PathBuf};
 
-/// Numbers, tables and pictures from a trace
+const EXAMPLES: &str = "\
+Examples:
+  specprof report traces/run1 --per-layer
+  specprof report traces/run1 --format json -o run1.json
+  specprof report traces/run1 --format html -o run1.html
+  specprof report traces/run1 --format csv --table layers -o layers.csv
+  specprof report traces/run1 --baseline traces/plain
+  specprof report traces/run1 --by tag:kind
+  specprof report traces/run1 traces/run2
+  specprof report traces/run1 --ep 8 --placement eplb.json --placement-out balanced.json
+
+A placement file is EPLB-style JSON: `physical_to_logical_map` ([layers][slots], the expert in each
+slot) or `logical_count` ([layers][experts] routed rows, which a balanced placement is made of).";
+
+/// Numbers, tables and pictures from one or more traces
 ///
 /// Reads a trace and shows how many experts the windows of each layer touch, how much of that chance and popularity
-/// explain, what rejected drafts cost, and what limits these numbers. No GPU is needed.
+/// explain, what rejected drafts cost, and what limits these numbers. Several traces are shown side by side. No GPU is needed.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "Examples:
-  specprof report traces/run1 --per-layer
-  specprof report traces/run1 --format json -o run1.json")]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// The trace, a directory
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
+    /// The traces, each a directory
+    #[arg(value_name = "TRACE", required = true)]
+    traces: Vec<PathBuf>,
+    /// Trace of plain decoding (same model and device), whose decode steps the verify steps are compared with
+    #[arg(long, value_name = "TRACE")]
+    baseline: Option<PathBuf>,
     /// Show every layer instead of the worst few
     #[arg(long)]
     per_layer: bool,
     /// Say what each number means and how it is computed
     #[arg(long)]
     explain: bool,
-    /// Text for people or JSON for machines
+    /// Acceptance and unions by group as well: request, tag:NAME, context (length) or layer
+    #[arg(long, value_name = "GROUP")]
+    by: Option<GroupBy>,
+
+    /// Spread the windows over this many ranks of an expert-parallel machine
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Expert parallelism")]
+    ep: Option<u16>,
+    /// Where experts are: contiguous, round-robin, or a file
+    #[arg(long, value_name = "HOW|FILE", default_value = "contiguous", requires = "ep", help_heading = "Expert parallelism")]
+    placement: PathBuf,
+    /// Write a placement balanced by this trace's loads, as a map of slots
+    #[arg(long, value_name = "FILE", requires = "ep", help_heading = "Expert parallelism")]
+    placement_out: Option<PathBuf>,
+
+    /// Text for people, JSON for machines, or a page
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text, help_heading = "Output")]
     format: Format,
+    /// The table that --format csv writes
+    #[arg(long, value_enum, value_name = "TABLE", default_value_t = Table::Layers, help_heading = "Output")]
+    table: Table,
     /// The same as --format json
     #[arg(long, conflicts_with = "format", help_heading = "Output")]
     json: bool,
@@ -42,26 +76,116 @@ enum Format {
     Text,
     /// The report's contract, see reports/schema
     Json,
+    /// Every table in GitHub's Markdown
+    Markdown,
+    /// One table, see --table
+    Csv,
+    /// One self-contained page with charts
+    Html,
+}
+
+/// `--table`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Table {
+    /// One row a layer, and one for all of them
+    Layers,
+    /// One row a draft position
+    Acceptance,
+    /// One row a request
+    Requests,
+    /// One row a component of a step, when times are known
+    Attribution,
+    /// One row a draft length, when there is advice
+    DraftLengths,
+    /// One row a warning
+    Warnings,
+}
+
+impl Table {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Layers => "layers",
+            Self::Acceptance => "acceptance",
+            Self::Requests => "requests",
+            Self::Attribution => "attribution",
+            Self::DraftLengths => "draft_lengths",
+            Self::Warnings => "warnings",
+        }
+    }
+}
+
+/// An analysis' error with the trace's name and the exit code that it means.
+pub(super) fn analysis_failure(trace: &Path, error: AnalysisError) -> Failure {
+    match error {
+        AnalysisError::Trace(error) => Failure::from(error),
+        AnalysisError::Group { .. } | AnalysisError::Placement { .. } => Failure::Input(error.to_string()),
+        AnalysisError::Baseline { .. } => {
+            Failure::Input(format!("{}: {error}; give one recorded with the same --model on this device", trace.display()))
+        }
+        AnalysisError::Frame { .. } => Failure::Environment(format!("{}: {error}", trace.display())),
+        error => Failure::Corrupt(format!("{}: {error}; `specprof inspect --check` tells more", trace.display())),
+    }
+}
+
+impl Args {
+    /// What is wanted beyond the usual report.
+    fn wanted(&self) -> Result<Wanted, Failure> {
+        let placement = match self.placement.to_str() {
+            Some("contiguous") => Choice::Contiguous,
+            Some("round-robin") => Choice::RoundRobin,
+            _ => Choice::File(File::read(&self.placement).map_err(|e| analysis_failure(&self.placement, e))?),
+        };
+        Ok(Wanted { by: self.by.clone(), parallel: self.ep.map(|ranks| Parallel { ranks, placement }), ..Wanted::default() })
+    }
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
-    let report = analysis::analyze(&args.trace, &Options::default()).map_err(|error| match error {
-        AnalysisError::Trace(error) => Failure::from(error),
-        error @ AnalysisError::Frame { .. } => Failure::Environment(format!("{}: {error}", args.trace.display())),
-        error => Failure::Corrupt(format!("{}: {error}; `specprof inspect --check` tells more", args.trace.display())),
-    })?;
-    let format = if args.json { Format::Json } else { args.format };
-    let rendered = match format {
-        Format::Json => json::render(&report).map_err(|e| Failure::Environment(format!("cannot write the report as JSON: {e}")))?,
-        Format::Text => {
-            // A file has no terminal behind it: plain width, no colour.
-            let terminal = matches!(output, Output::Stdout);
-            let width = if terminal { ui.width() } else { 100 };
-            let color = terminal && ui.color();
-            text::render(&report, &TextOptions { width, color, unicode: ui.unicode(), per_layer: args.per_layer, explain: args.explain })
+    let mut output = Output::open(args.output.as_deref())?;
+    let mut placement_out = args.placement_out.as_deref().map(|path| Output::open(Some(path))).transpose()?;
+    for trace in &args.traces {
+        output = output.not_inside(trace)?;
+        placement_out = placement_out.map(|out| out.not_inside(trace)).transpose()?;
+    }
+    let wanted = args.wanted()?;
+    let baseline = args.baseline.as_deref().map(Trace::open).transpose()?;
+    let mut reports = Vec::with_capacity(args.traces.len());
+    let mut balanced = None;
+    for path in &args.traces {
+        let trace = Trace::open(path)?;
+        let report = analysis::analyze_wanted(&trace, baseline.as_ref(), &Options::default(), &wanted);
+        reports.push(report.map_err(|e| match (&e, &args.baseline) {
+            (AnalysisError::Baseline { .. }, Some(other)) => analysis_failure(other, e),
+            _ => analysis_failure(path, e),
+        })?);
+        if let (Some(ranks), true, 1) = (args.ep, placement_out.is_some(), args.traces.len()) {
+            balanced = Some(parallel::balanced_file(&trace, ranks).map_err(|e| analysis_failure(path, e))?);
         }
+    }
+    if let Some(out) = placement_out {
+        let text = balanced.ok_or_else(|| Failure::Input("--placement-out goes with one trace".into()))?;
+        out.finish(ui, &text)?;
+    }
+    let failed = |e: serde_json::Error| Failure::Environment(format!("cannot write the report as JSON: {e}"));
+    // A file has no terminal behind it: plain width, no colour.
+    let terminal = matches!(output, Output::Stdout);
+    let width = if terminal { ui.width() } else { 100 };
+    let color = terminal && ui.color();
+    let options = TextOptions { width, color, unicode: ui.unicode(), per_layer: args.per_layer, explain: args.explain };
+    let format = if args.json { Format::Json } else { args.format };
+    let rendered = match (format, reports.as_slice()) {
+        (Format::Json, [report]) => json::render(report).map_err(failed)?,
+        (Format::Json, reports) => side_by_side::json(reports).map_err(failed)?,
+        (Format::Text, [report]) => text::render(report, &options),
+        (Format::Text, reports) => side_by_side::render(reports, &options),
+        (_, [_, _, ..]) => {
+            return Err(Failure::Input("--format markdown, html and csv take one trace; several are compared as text or json".into()));
+        }
+        (Format::Markdown, [report]) => markdown::render(report),
+        (Format::Html, [report]) => html::render(report).map_err(|e| Failure::Environment(format!("cannot write the page: {e}")))?,
+        (Format::Csv, [report]) => markdown::table_csv(report, args.table.name())
+            .ok_or_else(|| Failure::Input(format!("the report has no table `{}`", args.table.name())))?,
+        (_, []) => String::new(),
     };
     output.finish(ui, &rendered)
 }

@@ -191,6 +191,34 @@ impl Output {
         Ok(Self::File { file, temporary, path })
     }
 
+    /// Lets `write` write a result piece by piece, byte for byte as it is, and puts it into place.
+    ///
+    /// # Errors
+    /// What `write` says, or when it cannot be written; then no file is left behind.
+    pub fn stream(mut self, ui: &mut Ui, write: impl FnOnce(&mut dyn Write) -> Result<(), Failure>) -> Result<(), Failure> {
+        match &mut self {
+            Self::Stdout => {
+                ui.flush()?;
+                let mut out = io::BufWriter::new(io::stdout().lock());
+                write(&mut out)?;
+                out.flush().map_err(stdout_failure)
+            }
+            Self::Special { file, path } => {
+                let mut out = io::BufWriter::new(&mut *file);
+                write(&mut out)?;
+                out.flush().map_err(|e| if e.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, &e) })
+            }
+            Self::File { file, temporary, path } => {
+                let mut out = io::BufWriter::new(&mut *file);
+                write(&mut out)?;
+                out.flush().map_err(|e| output_failure(path, &e))?;
+                drop(out);
+                file.sync_all().map_err(|e| output_failure(path, &e))?;
+                std::fs::rename(&*temporary, &*path).map_err(|e| output_failure(path, &e))
+            }
+        }
+    }
+
     /// Refuses a file inside a trace that is being read, which would be a part of it no longer.
     ///
     /// # Errors

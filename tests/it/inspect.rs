@@ -26,7 +26,7 @@ fn tells_what_a_trace_holds() {
     let (_dir, path) = trace();
     let text = inspect().arg(&path).assert().success();
     let facts =
-        ["4 of 16 experts per token", "routed layers  1-3; draft 4", "18: 2 prefill, 4 decode, 12 verify", "emulated", "B per token"];
+        ["4 of 16 experts per token", "routed layers   1-3; draft 4", "18: 2 prefill, 4 decode, 12 verify", "emulated", "B per token"];
     facts.into_iter().fold(text, |text, fact| text.stdout(contains(fact)));
 }
 

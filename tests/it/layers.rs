@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules from the ground up; a module may use only what stands before it or beside it.
-const LAYERS: &[(&str, u8)] = &[("trace", 0), ("metric", 0), ("engine", 1), ("record", 2), ("analysis", 3), ("report", 4), ("cli", 5)];
+const LAYERS: &[(&str, u8)] =
+    &[("trace", 0), ("metric", 0), ("engine", 1), ("record", 2), ("analysis", 3), ("report", 4), ("diff", 4), ("export", 4), ("cli", 5)];
 
 /// Crates that may be named only below one folder.
 const HOMES: &[(&str, &[&str])] = &[
@@ -15,16 +16,17 @@ const HOMES: &[(&str, &[&str])] = &[
     ("parquet", &["trace"]),
     ("safetensors", &["engine"]),
     ("tokenizers", &["engine"]),
-    ("minijinja", &["engine"]),
+    ("minijinja", &["engine", "report"]),
     ("minijinja_contrib", &["engine"]),
     ("memmap2", &["engine"]),
     ("clap", &["cli"]),
     ("clap_complete", &["cli"]),
     ("clap_mangen", &["cli"]),
     ("indicatif", &["cli"]),
-    ("anstream", &["cli"]),
+    ("anstream", &["report", "cli"]),
     ("ctrlc", &["cli"]),
     ("comfy_table", &["report", "cli"]),
+    ("kuva", &["report"]),
 ];
 
 fn sources(dir: &Path, into: &mut Vec<PathBuf>) {

@@ -1,20 +1,23 @@
 //! `specprof report` against an independent recomputation in SQL, and as its users see it.
 
-use crate::trace::small;
+use crate::trace::{edit_manifest, small};
 use assert_cmd::Command;
 use predicates::prelude::*;
 use predicates::str::contains;
 use serde_json::Value;
 use specprof::trace::event::RouteBlock;
 use specprof::trace::manifest::WindowCompleteness;
-use specprof::trace::{Ending, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, Synth, TraceError, TraceWriter, WriterOptions};
+use specprof::trace::synth::PlantedTimes;
+use specprof::trace::{
+    Ending, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, Synth, Trace, TraceError, TraceWriter, WriterOptions,
+};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// A Python that has the oracle's packages: `SPECPROF_TEST_PYTHON`, or a virtual environment that is made once.
-fn python() -> &'static Path {
+pub(crate) fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {
         if let Some(python) = std::env::var_os("SPECPROF_TEST_PYTHON") {
@@ -35,20 +38,20 @@ fn python() -> &'static Path {
     })
 }
 
-fn oracle(file: &str) -> PathBuf {
+pub(crate) fn oracle(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle").join(file)
 }
 
-fn report() -> Command {
+pub fn report() -> Command {
     let mut command = Command::cargo_bin("specprof").unwrap();
     command.arg("report").env_remove("NO_COLOR").env("COLUMNS", "100").env("LC_ALL", "C.UTF-8");
     command
 }
 
 /// Writes the report of a trace and lets the oracle recompute it; gives what it says.
-fn recomputed(trace: &Path) -> (Value, String) {
+pub fn recomputed(trace: &Path, args: &[&str]) -> (Value, String) {
     let json = trace.with_extension("json");
-    report().arg(trace).args(["--format", "json", "-o"]).arg(&json).assert().success().stdout("");
+    report().arg(trace).args(args).args(["--format", "json", "-o"]).arg(&json).assert().success().stdout("");
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/schema/report.v1.schema.json");
     let checked = Command::new(python()).arg(oracle("recompute.py")).args([trace, &json, &schema]).assert().success();
     let said = String::from_utf8(checked.get_output().stdout.clone()).unwrap();
@@ -125,7 +128,7 @@ fn sql_agrees_on_a_trace_with_weights_and_a_draft_module() {
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("t");
     Synth { requests: 5, verify_steps: 20, ..small() }.write(&trace).unwrap();
-    let (report, said) = recomputed(&trace);
+    let (report, said) = recomputed(&trace, &[]);
     assert!(said.contains("numbers agree"), "{said}");
     assert!(report["layers"][0]["mass_coverage"].as_array().is_some_and(|c| c.len() == 12));
     assert_eq!(report["draft"]["layers"][0]["layer"], 4);
@@ -138,13 +141,107 @@ fn sql_agrees_on_a_large_shape_with_interleaved_requests_and_mixed_lengths() {
     let trace = dir.path().join("t");
     let synth = Synth { requests: 3, verify_steps: 40, layers: vec![2, 17, 41], draft_layer: Some(42), rows: 5, ..Synth::default() };
     altered(&trace, &synth, true, true, false);
-    let (report, _) = recomputed(&trace);
+    let (report, _) = recomputed(&trace, &[]);
     let rows = |value: &Value| value["by_rows"].as_array().unwrap().iter().map(|s| s["rows"].as_u64().unwrap()).collect::<Vec<_>>();
     assert_eq!(report["overall"]["rows"], 5);
     assert_eq!((rows(&report["overall"]), rows(&report["layers"][1])), (vec![3, 4], vec![3, 4]));
     let codes: Vec<&str> = report["warnings"].as_array().unwrap().iter().filter_map(|w| w["code"].as_str()).collect();
     assert!(codes.contains(&"mixed_rows") && codes.contains(&"no_device_times"), "{codes:?}");
-    assert_eq!((&report["cost"], &report["advice"]), (&Value::Null, &Value::Null));
+    assert_eq!((&report["cost"]["verify_ratio"], &report["cost"]["source"]), (&Value::Null, &Value::Null));
+    assert!(report["advice"]["steps_left_out"].as_u64().is_some_and(|n| n > 0));
+}
+
+/// Records with the built-in model.
+fn record(dir: &Path, name: &str, args: &[&str]) -> PathBuf {
+    let trace = dir.join(name);
+    let mut command = Command::cargo_bin("specprof").unwrap();
+    command.args(["record", "--model", "demo", "--ignore-eos", "-q"]).args(args).arg("--out").arg(&trace).assert().success();
+    trace
+}
+
+const PROMPTS: [&str; 8] = ["--prompt", "import os\n", "--prompt", "class A:\n", "--prompt", "def main():\n", "--prompt", "x = [1, 2"];
+
+#[test]
+fn sql_agrees_on_the_times_of_a_recording() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&PROMPTS[..], &["--max-new-tokens", "48", "--baseline-steps", "24", "--draft-len", "4"]].concat();
+    let trace = record(dir.path(), "t", &args);
+    let (report, said) = recomputed(&trace, &[]);
+    assert!(said.contains("numbers agree"), "{said}");
+    let cost = &report["cost"];
+    assert_eq!(cost["source"], "cpu");
+    let ratio = |key: &str| cost[key].as_f64().unwrap();
+    // How large they are is the machine's business, and that of whatever else it runs; that they are right is SQL's.
+    assert!(ratio("verify_ratio") > 0.0 && ratio("step_ratio") > 0.0 && ratio("speedup") > 0.0, "{cost}");
+    let components: Vec<&str> = cost["attribution"].as_array().unwrap().iter().map(|a| a["component"].as_str().unwrap()).collect();
+    let expected = ["draft", "embedding", "norm", "kda", "mla", "dense", "router", "experts", "shared", "head", "sampling", "commit"];
+    assert_eq!(components, expected);
+    // What the operations leave out is little: loops around them, the writer's queue.
+    let sum: f64 = cost["attribution"].as_array().unwrap().iter().map(|a| a["verify_us"].as_f64().unwrap()).sum();
+    assert!(sum > 0.0 && sum <= ratio("verify_step_us"), "{cost}");
+    let open = Trace::open(&trace).unwrap();
+    let (steps, kernels) = (open.steps().unwrap(), open.kernels().unwrap());
+    let covered = |i: usize| {
+        let of_step = kernels.iter().filter(|(step, _)| *step == steps.step_id[i]);
+        let ns: i64 = of_step.map(|(_, k)| k.end_ns - k.begin_ns).sum();
+        ns as f64 / (steps.host_end_ns[i] - steps.host_begin_ns[i]) as f64
+    };
+    let mut shares: Vec<f64> = (0..steps.len()).map(covered).collect();
+    shares.sort_by(f64::total_cmp);
+    // The median step: a pause of the machine may fall between two operations of any other.
+    assert!(shares[shares.len() / 2] > 0.8 && shares[shares.len() - 1] <= 1.0, "{shares:?}");
+    assert!(report["layers"].as_array().unwrap().iter().all(|l| l["cost"]["us_per_expert"].is_number()), "{}", report["layers"][0]["cost"]);
+    assert!(report["run"]["instrumentation"]["copy_gb_per_s"].as_f64().unwrap() > 0.1);
+    let text = self::report().arg(&trace).env("COLUMNS", "100").assert().success();
+    text.stdout(contains("CPU wall times").and(contains("per distinct expert")).and(contains("unattributed")));
+}
+
+#[test]
+fn a_planted_cost_of_a_large_shape_is_found_and_sql_agrees() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("t");
+    let times = PlantedTimes { base: 177.0, per_expert: 36.0, per_row: 0.0, attention: 90.0, attention_per_row: 30.0, noise: 10.0 };
+    Synth { requests: 8, verify_steps: 20, layers: vec![2, 17, 41], times: Some(times), ..Synth::default() }.write(&trace).unwrap();
+    // Of a trace that no device made, no time is shown.
+    let (emulated, _) = recomputed(&trace, &[]);
+    assert_eq!((&emulated["cost"]["source"], &emulated["layers"][0]["cost"]), (&Value::Null, &Value::Null));
+    edit_manifest(&trace, |m| m.emulated = false);
+    let (report, _) = recomputed(&trace, &[]);
+    for cost in [&report["overall"]["cost"], &report["layers"][1]["cost"]] {
+        let number = |key: &str| cost[key].as_f64().unwrap();
+        assert!((number("us_per_expert") - 36.0).abs() < 0.6 && (number("intercept_us") - 177.0).abs() < 8.0, "{cost}");
+        let ends = cost["ci95"].as_array().unwrap();
+        assert!(ends[0].as_f64().unwrap() < 36.3 && ends[1].as_f64().unwrap() > 35.7, "{cost}");
+    }
+}
+
+#[test]
+fn decode_steps_may_come_from_another_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = ["--max-new-tokens", "32"];
+    let verify = record(dir.path(), "verify", &[&PROMPTS[..], &tokens].concat());
+    let plain = record(dir.path(), "plain", &[&PROMPTS[..], &tokens, &["--draft", "none"]].concat());
+    let json = |args: &[&Path]| -> Value {
+        let out = report().args(["--format", "json"]).args(args).assert().success();
+        serde_json::from_slice(&out.get_output().stdout).unwrap()
+    };
+    let alone = json(&[&verify]);
+    assert_eq!(alone["cost"]["verify_ratio"], Value::Null);
+    assert!(alone["warnings"].to_string().contains("--baseline-steps"));
+    assert_eq!(alone["cost"]["model"]["kind"], "model");
+    let both = json(&[&verify, Path::new("--baseline"), &plain]);
+    let ratio = both["cost"]["verify_ratio"].as_f64().unwrap();
+    let us = |key: &str| both["cost"][key].as_f64().unwrap();
+    assert!((ratio - us("verify_us") / us("decode_us")).abs() < 1e-9 * ratio && us("step_ratio") > 0.0, "{}", both["cost"]);
+    let decode: u64 = both["cost"]["contexts"].as_array().unwrap().iter().map(|c| c["decode_steps"].as_u64().unwrap()).sum();
+    // Four requests of 32 tokens, the first of each from the prompt.
+    assert_eq!(decode, 4 * 31);
+    assert_eq!(both["totals"], alone["totals"], "the other trace's steps are not this one's");
+    assert_eq!(both["acceptance"], alone["acceptance"]);
+    // A trace of another model says nothing.
+    let other = dir.path().join("other");
+    small().write(&other).unwrap();
+    report().args([&verify, Path::new("--baseline"), &other]).assert().code(2).stderr(contains("model").and(contains("other")));
 }
 
 #[test]
@@ -152,8 +249,8 @@ fn sql_agrees_on_a_trace_of_kept_rows() {
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("t");
     altered(&trace, &Synth { requests: 4, verify_steps: 30, layers: vec![1, 2], ..Synth::default() }, false, false, true);
-    let (report, _) = recomputed(&trace);
-    assert_eq!(report["overall"]["wasted_mean"], Value::Null);
+    let (report, _) = recomputed(&trace, &[]);
+    assert_eq!((&report["overall"]["wasted_mean"], &report["advice"]), (&Value::Null, &Value::Null));
     assert!(report["warnings"].to_string().contains("lower bounds"));
 }
 
@@ -162,7 +259,7 @@ fn the_oracle_notices_a_wrong_number() {
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("t");
     small().write(&trace).unwrap();
-    recomputed(&trace);
+    recomputed(&trace, &[]);
     let json = trace.with_extension("json");
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/schema/report.v1.schema.json");
     let mut wrong: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();

@@ -1,0 +1,116 @@
+//! `specprof export`.
+
+use super::exit::Failure;
+use super::ui::{Output, Ui};
+use crate::export::{ExportError, jsonl, perfetto};
+use crate::trace::Trace;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// A timeline larger than this is slow to open in Perfetto.
+const LARGE: u64 = 100_000_000;
+
+/// Write a trace in another program's format
+///
+/// perfetto: a timeline in Chrome's trace format, to be opened at ui.perfetto.dev or in chrome://tracing, with steps,
+/// rows, layers, unions and telemetry on tracks of their own. jsonl: every row of the trace as lines of JSON, which
+/// `specprof import jsonl` reads back; docs/jsonl.md describes them.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Examples:
+  specprof export traces/run1 --format perfetto -o run1.json
+  specprof export traces/run1 --format perfetto --steps 0..=499 -o begin.json
+  specprof export traces/run1 --format jsonl | head -2")]
+pub struct Args {
+    /// The trace, a directory
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// What to write
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    format: Format,
+    /// Steps of the timeline, as FIRST..=LAST or FIRST..END; all of them by default (perfetto)
+    #[arg(long, value_name = "RANGE", value_parser = parse_steps)]
+    steps: Option<RangeInclusive<u32>>,
+    /// Write to a file instead of stdout (`-`)
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
+    output: Option<PathBuf>,
+}
+
+/// `--format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// A timeline as Chrome trace JSON
+    Perfetto,
+    /// Lines of JSON, see docs/jsonl.md
+    Jsonl,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    if args.format == Format::Jsonl && args.steps.is_some() {
+        return Err(Failure::Input("--steps goes with --format perfetto; lines of JSON are always of the whole trace".into()));
+    }
+    let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
+    let trace = Trace::open(&args.trace)?;
+    let mut note = None;
+    output.stream(ui, |out| {
+        match args.format {
+            Format::Jsonl => jsonl::write(&trace, out)?,
+            Format::Perfetto => note = Some(perfetto::write(&trace, args.steps.as_ref().unwrap_or(&(0..=u32::MAX)), out)?),
+        }
+        Ok(())
+    })?;
+    if let Some(written) = note {
+        ui.detail(&format!("{} steps, {} events, {} bytes", written.steps, written.events, written.bytes));
+        if written.bytes > LARGE {
+            let megabytes = written.bytes / 1_000_000;
+            ui.warn(&format!("a timeline of {megabytes} MB is slow to open; --steps 0..=999 writes the first thousand steps"));
+        }
+    }
+    Ok(())
+}
+
+impl From<ExportError> for Failure {
+    fn from(error: ExportError) -> Self {
+        match error {
+            ExportError::Trace(error) => error.into(),
+            ExportError::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Self::BrokenPipe,
+            ExportError::Output(error) => Self::Environment(format!("cannot write: {error}")),
+            error => Self::Input(error.to_string()),
+        }
+    }
+}
+
+/// `3..=7`, `3..8`, `3..`, `..8` or `5`.
+fn parse_steps(text: &str) -> Result<RangeInclusive<u32>, String> {
+    let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("`{text}` is not a step; write FIRST..=LAST"));
+    let Some((first, last)) = text.split_once("..") else {
+        let step = number(text)?;
+        return Ok(step..=step);
+    };
+    let first = if first.trim().is_empty() { 0 } else { number(first)? };
+    let last = match (last.trim(), last.trim().strip_prefix('=')) {
+        ("", _) => u32::MAX,
+        (_, Some(last)) => number(last)?,
+        (end, None) => number(end)?.checked_sub(1).ok_or("a range that ends before step 0 is empty")?,
+    };
+    if last < first {
+        return Err(format!("steps {first} to {last} are none"));
+    }
+    Ok(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_steps() {
+        for (text, first, last) in [("3..=7", 3, 7), ("3..8", 3, 7), ("3..", 3, u32::MAX), ("..8", 0, 7), ("5", 5, 5), ("..", 0, u32::MAX)]
+        {
+            assert_eq!(parse_steps(text), Ok(first..=last), "{text}");
+        }
+        for text in ["", "a..b", "7..=3", "..0", "-1", "1..=", "4..4"] {
+            assert!(parse_steps(text).is_err(), "{text}");
+        }
+    }
+}

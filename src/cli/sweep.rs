@@ -1,0 +1,292 @@
+//! `specprof sweep`: a grid of recordings, one comparison at the end.
+
+use super::exit::Failure;
+use super::interrupt::stop_flag;
+use super::record::{Draft, record_with_progress};
+use super::report::analysis_failure;
+use super::ui::{Output, Ui};
+use crate::analysis::{self, Options as AnalysisOptions, Wanted};
+use crate::engine::Checkpoint;
+use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
+use crate::engine::sampling::Sampling;
+use crate::metric::Report;
+use crate::metric::advice::{Advice, CostSource, DraftLength};
+use crate::metric::sweep::{SCHEMA, Sweep, SweepCell, SweepPoint};
+use crate::record::sweep::{Cell, Grid, fingerprint};
+use crate::record::{Options, Plan, RecordError, workload};
+use crate::report::{TextOptions, sweep};
+use crate::trace::Trace;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  specprof sweep --model demo --prompts chat.jsonl --draft-len 1,2,4,6 --out sweeps/chat
+  specprof sweep --model demo --prompt 'import os' --draft mtp,ngram,none --temperature 0,1 --out s
+  specprof sweep --model ./Ling-3.0-flash --prompts chat.jsonl --by-tag kind --out sweeps/kinds
+
+Every cell of the grid is a trace in its own directory below --out. Run the same command again to go
+on after an interruption: complete recordings are kept, what is missing is recorded.";
+
+/// Record over a grid of drafters, draft lengths, temperatures and tags, then compare
+///
+/// The table at the end has a line for every recording, and beside it what the longest draft length of the same drafter,
+/// temperature and tag predicts (see `specprof advise`).
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Checkpoint directory, or `demo` for the built-in model
+    #[arg(long, value_name = "DIR|demo", help_heading = "Model")]
+    model: PathBuf,
+
+    /// Who drafts (separate several by commas)
+    #[arg(long, value_enum, value_name = "DRAFTER", value_delimiter = ',', default_value = "mtp", help_heading = "Grid")]
+    draft: Vec<Draft>,
+    /// Drafts per verify step, 1 to 15 (separate several by commas)
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,3,5", value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), help_heading = "Grid")]
+    draft_len: Vec<u16>,
+    /// Sampling temperatures, 0 = greedy (separate several by commas)
+    #[arg(long, value_name = "T", value_delimiter = ',', default_value = "0", help_heading = "Grid")]
+    temperature: Vec<f64>,
+    /// Record the prompts of each value of this tag apart
+    #[arg(long, value_name = "NAME", help_heading = "Grid")]
+    by_tag: Option<String>,
+
+    /// File with one prompt a line, as JSON objects
+    #[arg(long, value_name = "FILE.jsonl", required_unless_present = "prompt", help_heading = "Workload")]
+    prompts: Option<PathBuf>,
+    /// A prompt's text (repeat for more)
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompts", help_heading = "Workload")]
+    prompt: Vec<String>,
+    /// Tokens to generate per request, unless its line says otherwise
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
+    max_new_tokens: u32,
+    /// Go on after an end-of-sequence token
+    #[arg(long, help_heading = "Workload")]
+    ignore_eos: bool,
+    /// Plain decode steps to interleave over each recording
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Workload")]
+    baseline_steps: u32,
+
+    /// Keep the most likely tokens of this mass, 1 = all
+    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
+    top_p: f64,
+    /// Keep this many most likely tokens, 0 = all
+    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
+    top_k: u32,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "S", default_value_t = 0, help_heading = "Sampling")]
+    seed: u64,
+
+    /// Directory of the recordings
+    #[arg(long, value_name = "DIR", help_heading = "Recording")]
+    out: PathBuf,
+    /// Record again what is there with other parameters
+    #[arg(long, help_heading = "Recording")]
+    force: bool,
+
+    /// JSON instead of text
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    /// Write the comparison to a file instead of stdout (`-`)
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
+    output: Option<PathBuf>,
+}
+
+const STATE: &str = "sweep.json";
+/// Largest state file that is read.
+const MAX_STATE_BYTES: u64 = 16 << 20;
+
+/// `sweep.json`: what each directory was recorded with.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct State {
+    schema: String,
+    fingerprints: BTreeMap<String, String>,
+}
+
+const STATE_SCHEMA: &str = "specprof.sweep-state/1";
+
+impl State {
+    fn read(dir: &Path) -> Result<Self, Failure> {
+        let path = dir.join(STATE);
+        let failed = |what: String| Failure::Corrupt(format!("{}: {what}; remove it to start again", path.display()));
+        let size = match path.metadata() {
+            Ok(data) => data.len(),
+            Err(_) => return Ok(Self { schema: STATE_SCHEMA.to_owned(), ..Self::default() }),
+        };
+        if size > MAX_STATE_BYTES {
+            return Err(failed("too large".into()));
+        }
+        let bytes = std::fs::read(&path).map_err(|e| failed(format!("cannot read: {e}")))?;
+        let state: Self = serde_json::from_slice(&bytes).map_err(|e| failed(format!("not the state of a sweep: {e}")))?;
+        if state.schema == STATE_SCHEMA { Ok(state) } else { Err(failed("of another version".into())) }
+    }
+
+    fn write(&self, dir: &Path, ui: &mut Ui) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(self).map_err(|e| Failure::Environment(format!("{STATE}: {e}")))?;
+        Output::open(Some(&dir.join(STATE)))?.finish(ui, &(text + "\n"))
+    }
+}
+
+impl Args {
+    fn options(&self) -> Options {
+        Options {
+            max_new_tokens: self.max_new_tokens,
+            sampling: Sampling { temperature: 0.0, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
+            ignore_eos: self.ignore_eos,
+            baseline_steps: self.baseline_steps,
+            ..Options::default()
+        }
+    }
+
+    fn grid(&self) -> Result<Grid, Failure> {
+        Ok(Grid {
+            drafters: self.draft.iter().map(|d| d.kind()).collect::<Result<_, _>>()?,
+            draft_lens: self.draft_len.clone(),
+            temperatures: self.temperature.clone(),
+            tag: self.by_tag.clone(),
+        })
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    let output = Output::open(args.output.as_deref())?;
+    let prompts = match &args.prompts {
+        Some(path) => workload::read(path).map_err(RecordError::from)?,
+        None => workload::from_texts(&args.prompt),
+    };
+    let cells = args.grid()?.cells(&prompts);
+    if cells.is_empty() {
+        let tag = args.by_tag.as_deref().unwrap_or_default();
+        return Err(Failure::Input(format!("--by-tag {tag}: no prompt has this tag")));
+    }
+    let checkpoint = Checkpoint::resolve(&args.model)?;
+    // Every cell is checked before the first is recorded.
+    let plans = cells
+        .iter()
+        .map(|cell| Ok(Plan::new(&checkpoint, &cell.prompts(&prompts), cell.options(&args.options()))?))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    std::fs::create_dir_all(&args.out).map_err(|e| Failure::Environment(format!("{}: cannot create: {e}", args.out.display())))?;
+    record_missing(args, &cells, &plans, ui)?;
+
+    let all = |model_only: bool| -> Result<Vec<Report>, Failure> {
+        cells.iter().map(|cell| analyze(&args.out.join(&cell.name), model_only)).collect()
+    };
+    let mut reports = all(false)?;
+    let sources: Vec<CostSource> = reports.iter().filter_map(|r| advice(r)?.cost_source).collect();
+    if sources.contains(&CostSource::Model) && sources.contains(&CostSource::Measured) {
+        // One table has one source of costs.
+        reports = all(true)?;
+    }
+    let comparison = Sweep { schema: SCHEMA.to_owned(), model: checkpoint.name.clone(), cells: compare(&cells, &reports) };
+    let rendered = if args.json {
+        let text = serde_json::to_string_pretty(&comparison);
+        text.map_err(|e| Failure::Environment(format!("cannot write the comparison as JSON: {e}")))? + "\n"
+    } else {
+        let terminal = matches!(output, Output::Stdout);
+        let width = if terminal { ui.width() } else { 120 };
+        sweep::render(&comparison, &TextOptions { width, color: terminal && ui.color(), unicode: ui.unicode(), ..TextOptions::default() })
+    };
+    output.finish(ui, &rendered)
+}
+
+/// Records the cells that are not there yet.
+fn record_missing(args: &Args, cells: &[Cell], plans: &[Plan<'_>], ui: &mut Ui) -> Result<(), Failure> {
+    let mut state = State::read(&args.out)?;
+    let stop = stop_flag()?;
+    for (cell, plan) in cells.iter().zip(plans) {
+        let dir = args.out.join(&cell.name);
+        let (wanted, there) = (fingerprint(plan), dir.symlink_metadata().is_ok());
+        let same = state.fingerprints.get(&cell.name) == Some(&wanted);
+        if there && same && Trace::open(&dir).is_ok_and(|t| t.manifest().complete) {
+            ui.detail(&format!("{}: complete", cell.name));
+            continue;
+        }
+        if there && !same && !args.force {
+            let text = format!("{}: was recorded with other parameters; take another --out, or --force to record it again", dir.display());
+            return Err(Failure::Input(text));
+        }
+        state.fingerprints.insert(cell.name.clone(), wanted);
+        state.write(&args.out, ui)?;
+        ui.note(&format!("recording {}", cell.name));
+        // What is there is this sweep's own unfinished recording, or was given up by --force.
+        let recording = record_with_progress(plan, &dir, there, false, &stop, ui)?;
+        if recording.totals.interrupted {
+            return Err(Failure::Interrupted(format!("interrupted; run the same command again to go on with {}", cell.name)));
+        }
+    }
+    Ok(())
+}
+
+fn analyze(dir: &Path, model_only: bool) -> Result<Report, Failure> {
+    let wanted = Wanted { model_only, ..Wanted::default() };
+    analysis::analyze_wanted(&Trace::open(dir)?, None, &AnalysisOptions::default(), &wanted).map_err(|e| analysis_failure(dir, e))
+}
+
+fn advice(report: &Report) -> Option<Advice> {
+    serde_json::from_value(report.advice.clone()?).ok()
+}
+
+fn point(advice: &Advice, length: &DraftLength) -> SweepPoint {
+    SweepPoint {
+        cost_source: advice.cost_source,
+        tokens_per_step: Some(length.tokens_per_step),
+        tokens_per_step_ci95: length.tokens_per_step_ci95,
+        union_mean: Some(length.union_mean),
+        union_ci95: length.union_ci95,
+        step_ratio: length.step_ratio,
+        speedup: length.speedup,
+        ci95: length.ci95,
+    }
+}
+
+/// Whether at most a tenth of the windows are of other lengths than the advice is about.
+fn few_left_out(advice: &Advice) -> bool {
+    advice.steps_left_out * 10 <= advice.steps
+}
+
+/// What a cell's own report says.
+fn recorded(cell: &Cell, report: &Report, advice: Option<&Advice>) -> SweepPoint {
+    if cell.draft == DraftKind::None {
+        // Plain decoding is what everything is compared with.
+        return SweepPoint { tokens_per_step: Some(1.0), step_ratio: Some(1.0), speedup: Some(1.0), ..SweepPoint::default() };
+    }
+    let union = report.overall.as_ref().and_then(|o| o.stats.union.as_ref());
+    // Where the drafter cut many windows short itself, the advice speaks of the others only.
+    let whole = advice.filter(|a| few_left_out(a));
+    let own = whole.and_then(|a| Some(point(a, a.by_draft_len.last()?))).unwrap_or_default();
+    SweepPoint {
+        tokens_per_step: report.acceptance.tokens_per_step,
+        tokens_per_step_ci95: report.acceptance.tokens_per_step_ci95,
+        union_mean: union.map(|u| u.mean),
+        union_ci95: union.and_then(|u| u.ci95),
+        ..own
+    }
+}
+
+fn compare(cells: &[Cell], reports: &[Report]) -> Vec<SweepCell> {
+    let advices: Vec<Option<Advice>> = reports.iter().map(advice).collect();
+    let of = |(at, cell): (usize, &Cell)| {
+        let alike = |c: &Cell| c.draft == cell.draft && c.temperature == cell.temperature && c.tag == cell.tag;
+        let longest = cells.iter().enumerate().filter(|(_, c)| alike(c)).max_by_key(|(_, c)| c.draft_len).map(|(i, _)| i);
+        let source = longest.filter(|&i| i != at).and_then(|i| Some((cells.get(i)?, advices.get(i)?.as_ref()?)));
+        let source = source.filter(|(from, a)| a.recorded_draft_len == from.draft_len && few_left_out(a));
+        let predicted = source.and_then(|(_, a)| Some(point(a, a.by_draft_len.iter().find(|p| p.draft_len == cell.draft_len)?)));
+        let report = &reports[at];
+        SweepCell {
+            name: cell.name.clone(),
+            drafter: cell.draft.as_str().to_owned(),
+            draft_len: cell.draft_len,
+            temperature: cell.temperature,
+            tag: cell.tag.as_ref().map(|(name, value)| format!("{name}={value}")),
+            requests: report.totals.requests,
+            verify_steps: report.totals.verify_steps,
+            recorded: recorded(cell, report, advices[at].as_ref()),
+            predicted_by: predicted.and(source.map(|(from, _)| from.name.clone())),
+            predicted,
+        }
+    };
+    cells.iter().enumerate().map(of).collect()
+}
