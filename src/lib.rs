@@ -8,6 +8,7 @@
 //! L3  analysis   trace tables -> report structs                 (the only place with polars)
 //! L2  record     workload x engine -> trace
 //! L1  engine     checkpoint -> forward passes, drafts, events
+//! L1  import     other programs' files -> events
 //! L0  metric     the report's structs, units
 //! L0  trace      ids, expert sets, events, schema, files        (the only place with arrow, parquet)
 //! ```
@@ -17,6 +18,7 @@
 pub mod analysis;
 pub mod cli;
 pub mod engine;
+pub mod import;
 pub mod metric;
 pub mod record;
 pub mod report;

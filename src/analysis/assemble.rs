@@ -69,6 +69,12 @@ pub fn assemble(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, options
     if input.manifest.window_completeness == WindowCompleteness::AcceptedOnly {
         forget_rejected(&mut report);
     }
+    if !input.manifest.acceptance_known {
+        forget_acceptance(&mut report);
+    }
+    if !input.manifest.model.experts_known {
+        forget_experts(&mut report);
+    }
     report.warnings = warnings::of(input, counts, &report);
     Ok(report)
 }
@@ -262,11 +268,34 @@ fn by_request(plan: &Plan<'_>, groups: &[frames::Group]) -> Vec<RequestReport> {
     plan.steps.requests.iter().map(report).collect()
 }
 
+/// The statistics of all layers and numbers of rows, and those over all layers.
+fn all_stats(report: &mut Report) -> impl Iterator<Item = &mut WindowStats> {
+    let layers = report.layers.iter_mut().flat_map(|l| std::iter::once(&mut l.stats).chain(&mut l.by_rows));
+    layers.chain(report.overall.iter_mut().flat_map(|o| std::iter::once(&mut o.stats).chain(&mut o.by_rows)))
+}
+
+/// In a trace without acceptance, nothing is known of kept rows either.
+fn forget_acceptance(report: &mut Report) {
+    forget_rejected(report);
+    all_stats(report).for_each(|stats| stats.marginal_kept = None);
+    report.by_request.iter_mut().for_each(|request| request.tokens_per_step = None);
+    report.acceptance = crate::metric::report::Acceptance::default();
+}
+
+/// Without the number of experts, there is nothing to compare unions and loads with.
+fn forget_experts(report: &mut Report) {
+    for stats in all_stats(report) {
+        stats.uniform_union = None;
+        stats.lift = None;
+    }
+    report.layers.iter_mut().for_each(|layer| layer.load = None);
+    report.overall.iter_mut().for_each(|overall| overall.load = None);
+    report.draft.iter_mut().flat_map(|draft| &mut draft.layers).for_each(|layer| layer.load = None);
+}
+
 /// In a trace of kept rows only, nothing is known of rejected ones.
 fn forget_rejected(report: &mut Report) {
-    let stats = report.layers.iter_mut().flat_map(|l| std::iter::once(&mut l.stats).chain(&mut l.by_rows));
-    let all = report.overall.iter_mut().flat_map(|o| std::iter::once(&mut o.stats).chain(&mut o.by_rows));
-    for stats in stats.chain(all) {
+    for stats in all_stats(report) {
         stats.wasted_mean = None;
         stats.marginal_rejected = None;
     }

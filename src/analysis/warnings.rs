@@ -36,11 +36,35 @@ pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warnin
         WindowCompleteness::Counts => warn("no_windows", "only counts by expert were recorded: unions and overlaps are unknown".into()),
         WindowCompleteness::None => warn("no_windows", "no routes were recorded: unions and overlaps are unknown".into()),
     }
-    if manifest.id_space == IdSpace::Physical {
-        warn("physical_ids", "expert ids are physical slots: replicas of one expert count as different experts".into());
+    match manifest.id_space {
+        IdSpace::Logical => {}
+        IdSpace::Physical => {
+            warn("physical_ids", "expert ids are physical slots: replicas of one expert count as different experts".into());
+        }
+        IdSpace::Unknown => warn("unknown_ids", "nobody said whether expert ids are logical or physical slots".into()),
     }
-    if manifest.verification == Verification::Batched {
-        warn("batched_verification", "verify rows depend on the batch: near-ties may have fallen otherwise than in plain decoding".into());
+    match manifest.verification {
+        Verification::Exact => {}
+        Verification::Batched => {
+            warn(
+                "batched_verification",
+                "verify rows depend on the batch: near-ties may have fallen otherwise than in plain decoding".into(),
+            );
+        }
+        Verification::Unknown => {
+            warn("unknown_verification", "nobody said whether verify rows are computed as decode rows are: near-ties may differ".into());
+        }
+    }
+    if !manifest.model.experts_known {
+        let message = format!(
+            "the number of experts is not known ({} is the largest id seen + 1): uniform unions, lift and load are unknown; import with \
+             --experts or --model-config",
+            manifest.model.experts
+        );
+        warn("experts_unknown", message);
+    }
+    if !manifest.acceptance_known {
+        warn("acceptance_unknown", "nobody said how many drafts were accepted: acceptance and rejected rows are unknown".into());
     }
     if report.totals.verify_steps == 0 {
         warn("no_verify_steps", "the trace has no verify step: acceptance and unions are unknown".into());

@@ -148,9 +148,9 @@ impl Inspection<'_> {
                 model.moe_layers.len(),
                 model.experts_per_token,
                 model.experts,
-                model.shared_experts,
-                model.hidden_size,
-                model.expert_size
+                known(model.shared_experts),
+                known(model.hidden_size),
+                known(model.expert_size)
             ),
         );
         fact(
@@ -158,15 +158,14 @@ impl Inspection<'_> {
             ranges(&model.moe_layers)
                 + &if model.draft_layers.is_empty() { String::new() } else { format!("; draft {}", ranges(&model.draft_layers)) },
         );
-        fact("expert", format!("{} as {}", bytes(model.bytes_per_expert), model.quantisation));
-        fact("drafter", format!("{}, {} drafts per step", m.drafter.kind, m.drafter.draft_len));
-        let s = &m.sampling;
-        let chosen = if s.temperature == 0.0 {
-            "greedy".into()
-        } else {
-            format!("temperature {}, top-p {}, top-k {}", s.temperature, s.top_p, s.top_k)
+        fact("expert", format!("{} as {}", model.bytes_per_expert.map_or_else(|| "unknown bytes".into(), bytes), model.quantisation));
+        fact("drafter", format!("{}, {} drafts per step", m.drafter.kind, known(m.drafter.draft_len)));
+        let chosen = match &m.sampling {
+            None => "unknown".into(),
+            Some(s) if s.temperature == 0.0 => format!("greedy, seed {}", s.seed),
+            Some(s) => format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
         };
-        fact("sampling", format!("{chosen}, seed {}", s.seed));
+        fact("sampling", chosen);
         let units = m.device.units.map_or(String::new(), |u| format!(", {u} units"));
         fact("engine", format!("{} on {} ({}{units})", m.engine, m.device.kind, m.device.name));
         fact("verification", word(&m.verification));
@@ -208,6 +207,11 @@ impl Inspection<'_> {
 /// The word that the manifest has for a value.
 fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// The number, or that it is not known.
+fn known(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "unknown".into(), |value| value.to_string())
 }
 
 /// `2-41` for consecutive numbers, else a list of such ranges.

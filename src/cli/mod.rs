@@ -5,6 +5,7 @@ mod doctor;
 pub mod exit;
 mod generate;
 mod golden;
+mod import;
 mod inspect;
 mod interrupt;
 mod model;
@@ -59,6 +60,7 @@ enum Command {
     Doctor(doctor::Args),
     Model(model::Args),
     Record(record::Args),
+    Import(import::Args),
     Inspect(inspect::Args),
     Report(report::Args),
     #[command(hide = true)]
@@ -89,6 +91,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args, &mut ui),
         Command::Model(args) => model::run(&args, &mut ui),
         Command::Record(args) => record::run(&args, &mut ui),
+        Command::Import(args) => import::run(&args, &mut ui),
         Command::Inspect(args) => inspect::run(&args, &mut ui),
         Command::Report(args) => report::run(&args, &mut ui),
         Command::Generate(args) => generate::run(&args, &mut ui),

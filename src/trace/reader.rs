@@ -107,7 +107,7 @@ impl Trace {
     /// # Errors
     /// [`TraceError::Corrupt`] naming the part and, where one is wrong, the column or row.
     pub fn steps(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, false)
+        tables::read_steps(&self.steps, false, self.manifest.host_times)
     }
 
     /// `steps` with all columns.
@@ -115,7 +115,7 @@ impl Trace {
     /// # Errors
     /// As [`Trace::steps`].
     pub fn steps_with_details(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, true)
+        tables::read_steps(&self.steps, true, self.manifest.host_times)
     }
 
     /// `requests`, in the order in which they ended.

@@ -75,6 +75,8 @@ pub struct Steps {
     pub draft_host_ns: Vec<i64>,
     pub target_host_ns: Vec<i64>,
     pub device_ns: Vec<Option<i64>>,
+    /// Whether the host times are known; they are all 0 and mean nothing otherwise.
+    pub host_times: bool,
     pub emitted_tokens: Lists<u32>,
     /// Empty unless asked for.
     pub input_tokens: Lists<u32>,
@@ -96,15 +98,22 @@ impl Steps {
     }
 }
 
-/// Reads `steps`. `details` asks for input tokens, parents and draft probabilities, too.
-pub(super) fn read_steps(parts: &[PartHandle], details: bool) -> Result<Steps, TraceError> {
-    let mut steps = Steps::default();
-    let mut wanted = schema::steps();
+/// Reads `steps`. `details` asks for input tokens, parents and draft probabilities, too; `times` says whether host times
+/// are known.
+pub(super) fn read_steps(parts: &[PartHandle], details: bool, times: bool) -> Result<Steps, TraceError> {
+    let mut steps = Steps { host_times: times, ..Steps::default() };
+    let mut wanted = schema::steps(times);
     if !details {
         let left_out = [col::INPUT_TOKENS, col::PARENTS, col::DRAFT_PROBS];
         let kept: Vec<_> = wanted.fields().iter().filter(|f| !left_out.contains(&f.name().as_str())).cloned().collect();
         wanted = Schema::new(kept).into();
     }
+    let host = |rows: &Rows<'_>, name: &str| {
+        if times {
+            return rows.numbers::<Int64Type>(name);
+        }
+        rows.maybe_numbers::<Int64Type>(name).map(|values| values.into_iter().map(Option::unwrap_or_default).collect())
+    };
     for part in parts {
         read_part(part, schema::STEPS, &wanted, |rows| {
             let first = steps.len();
@@ -114,10 +123,10 @@ pub(super) fn read_steps(parts: &[PartHandle], details: bool) -> Result<Steps, T
             steps.rows.extend(rows.numbers::<UInt16Type>(col::ROWS)?);
             steps.accepted.extend(rows.numbers::<UInt16Type>(col::ACCEPTED)?);
             steps.context_len.extend(rows.numbers::<UInt32Type>(col::CONTEXT_LEN)?);
-            steps.host_begin_ns.extend(rows.numbers::<Int64Type>(col::HOST_BEGIN_NS)?);
-            steps.host_end_ns.extend(rows.numbers::<Int64Type>(col::HOST_END_NS)?);
-            steps.draft_host_ns.extend(rows.numbers::<Int64Type>(col::DRAFT_HOST_NS)?);
-            steps.target_host_ns.extend(rows.numbers::<Int64Type>(col::TARGET_HOST_NS)?);
+            steps.host_begin_ns.extend(host(rows, col::HOST_BEGIN_NS)?);
+            steps.host_end_ns.extend(host(rows, col::HOST_END_NS)?);
+            steps.draft_host_ns.extend(host(rows, col::DRAFT_HOST_NS)?);
+            steps.target_host_ns.extend(host(rows, col::TARGET_HOST_NS)?);
             steps.device_ns.extend(rows.maybe_numbers::<Int64Type>(col::DEVICE_NS)?);
             rows.lists::<UInt32Type>(col::EMITTED_TOKENS, |list| {
                 steps.emitted_tokens.push(list.unwrap_or_default());

@@ -1,5 +1,6 @@
 //! Whether a trace's tables agree with its manifest and with each other: `inspect --check`, importers, tests.
 
+use super::event::UNKNOWN_TOKEN;
 use super::manifest::WindowCompleteness;
 use super::tables::Steps;
 use super::token_hash::TokenHasher;
@@ -49,7 +50,7 @@ pub fn validate(trace: &Trace) -> Result<Validation, TraceError> {
     let requests = trace.requests()?;
     let telemetry = trace.telemetry()?;
     let mut v = Validation { checks: Vec::new(), relaxed: !manifest.complete };
-    check_manifest(&mut v, manifest);
+    check_manifest(&mut v, manifest, steps.emitted_tokens.values().contains(&UNKNOWN_TOKEN));
     check_steps(&mut v, &steps);
     check_requests(&mut v, &steps, &requests, manifest);
     check_routes(&mut v, trace, &steps)?;
@@ -58,10 +59,11 @@ pub fn validate(trace: &Trace) -> Result<Validation, TraceError> {
     Ok(v)
 }
 
-fn check_manifest(v: &mut Validation, manifest: &Manifest) {
+fn check_manifest(v: &mut Validation, manifest: &Manifest, unknown_tokens: bool) {
     let model = &manifest.model;
     let ascending = |layers: &[u16]| layers.windows(2).all(|pair| pair[0] < pair[1]);
-    let broken = if model.experts_per_token == 0 || model.experts_per_token > model.experts {
+    let no_routes = model.moe_layers.is_empty() && model.draft_layers.is_empty();
+    let broken = if !no_routes && (model.experts_per_token == 0 || model.experts_per_token > model.experts) {
         Some(format!("{} experts per token of {}", model.experts_per_token, model.experts))
     } else if !ascending(&model.moe_layers) || model.moe_layers.last().is_some_and(|&last| last >= model.layers) {
         Some(format!("moe_layers are not ascending numbers below {}", model.layers))
@@ -72,9 +74,11 @@ fn check_manifest(v: &mut Validation, manifest: &Manifest) {
     };
     let good = format!("{} of {} experts in {} layers", model.experts_per_token, model.experts, model.moe_layers.len());
     v.add("model_shape", broken, good);
-    let state = (manifest.complete, manifest.incomplete_reason.is_some(), manifest.token_hash.is_some());
-    let broken = match state {
-        (true, false, true) | (false, true, false) => None,
+    let hashed = manifest.token_hash.is_some();
+    let broken = match (manifest.complete, manifest.incomplete_reason.is_some()) {
+        (true, false) if hashed != unknown_tokens => None,
+        (false, true) if !hashed => None,
+        (true, _) if unknown_tokens => Some("complete, but it has a reason for being incomplete or a token_hash of unknown tokens".into()),
         (true, ..) => Some("complete, but it has a reason for being incomplete or no token_hash".into()),
         (false, ..) => Some("incomplete, but without a reason or with a token_hash".into()),
     };
@@ -255,7 +259,8 @@ fn check_hash(v: &mut Validation, steps: &Steps, manifest: &Manifest) {
         Some(stored) if *stored != computed => Some(format!("the manifest has {stored}, the steps give {computed}")),
         _ => None,
     };
-    let good = if manifest.token_hash.is_some() { computed } else { "not checked: an incomplete trace has none".into() };
+    let good =
+        if manifest.token_hash.is_some() { computed } else { "not checked: an incomplete trace or one of unknown tokens has none".into() };
     v.add("token_hash", broken, good);
 }
 

@@ -267,7 +267,7 @@ impl Store {
             dir: dir.to_owned(),
             manifest,
             requests: Table::create(dir, schema::REQUESTS, schema::requests(), RequestColumns::new())?,
-            steps: Table::create(dir, schema::STEPS, schema::steps(), StepColumns::new())?,
+            steps: Table::create(dir, schema::STEPS, schema::steps(facts.host_times), StepColumns::new(facts.host_times))?,
             routes: Table::create(dir, schema::ROUTES, schema::routes(k, weights), RouteColumns::new(k, weights))?,
             telemetry: Table::create(dir, schema::TELEMETRY, schema::telemetry(), TelemetryColumns::new())?,
             hasher: TokenHasher::default(),
@@ -317,7 +317,7 @@ impl Store {
         self.manifest = Manifest { tables, ..facts };
         self.manifest.format_version = FORMAT_VERSION.to_string();
         (self.manifest.complete, self.manifest.incomplete_reason, self.manifest.token_hash) = match ending {
-            Ending::Complete => (true, None, Some(self.hasher.finish())),
+            Ending::Complete => (true, None, self.hasher.finish_known()),
             Ending::Incomplete(reason) => (false, Some(reason), None),
         };
         self.manifest.ended_unix_ns = Some(unix_ns());

@@ -2,7 +2,7 @@
 
 use assert_cmd::Command;
 
-const COMMANDS: &[&str] = &["demo", "doctor", "model", "record", "inspect", "report"];
+const COMMANDS: &[&str] = &["demo", "doctor", "model", "record", "import", "inspect", "report"];
 
 fn help(command: Option<&str>) -> String {
     let mut specprof = Command::cargo_bin("specprof").unwrap();
