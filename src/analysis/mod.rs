@@ -107,9 +107,13 @@ pub fn analyze_input(input: &Input<'_>, options: &Options) -> Result<Report, Ana
     let kept_rows_only = input.manifest.window_completeness == WindowCompleteness::AcceptedOnly;
     let plan = pass::Plan::new(&table, &model.moe_layers, model.experts_per_token, model.experts, kept_rows_only)?;
     let counts = match input.manifest.window_completeness {
+        WindowCompleteness::Full | WindowCompleteness::AcceptedOnly if model.experts_per_token == 0 => {
+            return Err(AnalysisError::Shape { reason: "0 experts per token".into() });
+        }
         WindowCompleteness::Full | WindowCompleteness::AcceptedOnly => pass::run(input.routes, &plan)?,
         // Whatever rows there are, they are not windows.
-        WindowCompleteness::Counts | WindowCompleteness::None => pass::PassCounts::new(plan.layers.len()),
+        WindowCompleteness::None => pass::PassCounts::new(plan.layers.len()),
+        WindowCompleteness::Counts => pass::PassCounts::of_loads(&plan, input.manifest.expert_counts.as_ref()),
     };
     assemble::assemble(input, &plan, &counts, options)
 }

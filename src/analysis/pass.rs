@@ -38,8 +38,7 @@ impl<'a> Plan<'a> {
         layers.sort_unstable();
         layers.dedup();
         let (k, experts) = (usize::from(k), usize::from(experts));
-        // Without routed layers there is nothing whose shape could be wrong: a trace of acceptance alone.
-        if !layers.is_empty() && (k == 0 || k > experts) {
+        if k > experts {
             return Err(AnalysisError::Shape { reason: format!("{k} experts per token of {experts}") });
         }
         if layers.len() * experts > MAX_CELLS || layers.last() == Some(&NO_SLOT) {
@@ -118,6 +117,18 @@ impl PassCounts {
     /// Nothing, of that many layers.
     pub fn new(layers: usize) -> Self {
         Self { load: vec![LoadCounts::default(); layers], ..Self::default() }
+    }
+
+    /// Only loads, from counts by expert. Without k, the number of rows is not known and 0.
+    pub fn of_loads(plan: &Plan<'_>, counts: Option<&BTreeMap<u16, Vec<u64>>>) -> Self {
+        let mut all = Self::new(plan.layers.len());
+        for (&layer, by_expert) in counts.into_iter().flatten() {
+            if let Some(load) = plan.slot(layer).and_then(|slot| all.load.get_mut(slot)) {
+                let choices = by_expert.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
+                *load = LoadCounts { rows: choices.checked_div(plan.k as u64).unwrap_or(0), by_expert: by_expert.clone() };
+            }
+        }
+        all
     }
 
     /// Place of windows of `rows` rows.

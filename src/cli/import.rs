@@ -2,7 +2,7 @@
 
 use super::exit::{Failure, one_line};
 use super::ui::Ui;
-use crate::import::{self, DataKind, ForeignModel, ImportError, Importer, LayerAxis, Options};
+use crate::import::{self, DataKind, ForeignModel, Head, ImportError, Importer, LayerAxis, Options};
 use crate::trace::Manifest;
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use std::path::{Path, PathBuf};
@@ -49,6 +49,9 @@ pub struct Args {
     /// Axes of an array: w windows, t tokens, l layers, k experts, e experts counted [default: tlk]
     #[arg(long, value_name = "AXES", help_heading = "Data")]
     axes: Option<String>,
+    /// Name of the array within a .npz
+    #[arg(long, value_name = "NAME", help_heading = "Data")]
+    member: Option<String>,
     /// What an array holds
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Kind::Routes, help_heading = "Data")]
     kind: Kind,
@@ -102,6 +105,7 @@ impl Args {
                 Kind::Routes => DataKind::Routes,
                 Kind::Counts => DataKind::Counts,
             },
+            member: self.member.clone(),
             packed_weights: self.packed_weights,
             keep_padding: self.keep_padding,
             id_space: self.id_space.map(|space| match space {
@@ -115,17 +119,26 @@ impl Args {
 
     /// The importer and its inputs: a format's name comes first, unless a file of that name is all there is.
     fn importer(&self) -> Result<(&'static dyn Importer, &[PathBuf]), Failure> {
-        let named = self.inputs.first().and_then(|first| import::find(first.to_str()?));
-        if let (Some(importer), [_, inputs @ ..]) = (named, self.inputs.as_slice())
-            && !inputs.is_empty()
+        let named = self.inputs.first().and_then(|first| first.to_str()).map(import::find).unwrap_or_default();
+        if let (false, [_, inputs @ ..]) = (named.is_empty(), self.inputs.as_slice())
+            && let Some(first) = inputs.first()
         {
+            // A word that stands for several kinds of files leaves the choice to the file.
+            let importer = match named.as_slice() {
+                [one] => *one,
+                several => {
+                    let head = Head::read(first)?;
+                    *several.iter().find(|i| i.sniff(&head)).or(several.first()).ok_or_else(|| Failure::Input("no inputs".into()))?
+                }
+            };
             return Ok((importer, inputs));
         }
         let inputs = self.inputs.as_slice();
         let missing = |path: &&PathBuf| path.symlink_metadata().is_err();
         if let Some(path) = inputs.iter().find(missing) {
-            let names: Vec<_> = import::importers().iter().map(|i| i.name()).collect();
-            let reason = if named.is_some() { "name the files after the format" } else { "no such file, and no format of that name" };
+            let mut names: Vec<_> = import::importers().iter().map(|i| i.name()).collect();
+            names.dedup();
+            let reason = if !named.is_empty() { "name the files after the format" } else { "no such file, and no format of that name" };
             return Err(Failure::Input(format!("{}: {reason}; formats are {}", path.display(), names.join(", "))));
         }
         let mut chosen: Option<&'static dyn Importer> = None;

@@ -205,6 +205,7 @@ impl Sink {
             emulated: false,
             host_times: source.host_times,
             acceptance_known: source.acceptance_known,
+            expert_counts: None,
             router_weights: source.router_weights,
             text_stored: false,
             warnings: Vec::new(),
@@ -283,6 +284,19 @@ impl Sink {
         })
     }
 
+    /// Starts a trace that holds counts by expert and neither steps nor routes. Without `k`, how many rows the counts
+    /// are of is not known.
+    ///
+    /// # Errors
+    /// As [`Sink::begin`].
+    pub fn begin_counts(&mut self, path: &Path, engine: &str, k: Option<u16>) -> Result<(), ImportError> {
+        if self.has_begun() {
+            return Ok(());
+        }
+        let window_completeness = WindowCompleteness::Counts;
+        self.begin(path, &Source { engine: engine.into(), k: k.unwrap_or(0), window_completeness, ..Source::default() })
+    }
+
     /// Adds how often each expert of a layer was chosen.
     pub fn counts(&mut self, layer: u16, by_expert: &[u64]) {
         let counts = self.counts.entry(layer).or_default();
@@ -332,6 +346,15 @@ impl Sink {
         if !model.experts_known {
             model.experts = largest.map_or(model.experts_per_token, |id| (id + 1).max(model.experts_per_token));
         }
+        let counted = std::mem::take(&mut self.counts);
+        let seen: BTreeSet<u16> = seen.into_iter().chain(counted.keys().copied()).collect();
+        if !counted.is_empty() {
+            let experts = counted.values().map(Vec::len).max().unwrap_or(0);
+            model.experts = u16::try_from(experts).unwrap_or(u16::MAX);
+            model.experts_known = true;
+            facts.expert_counts = Some(counted);
+        }
+        let model = &mut facts.model;
         if model.moe_layers.is_empty() {
             model.moe_layers = seen.iter().copied().collect();
         }

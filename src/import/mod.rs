@@ -4,11 +4,25 @@
 //! left out, and writes the trace. What a file does not say stays unknown; what could be read in two ways is refused
 //! with the option that settles it.
 
+pub mod acceptance;
+mod arrays;
 mod error;
 pub mod events;
+pub mod input;
+mod llamacpp;
+mod llamacpp_read;
 pub mod model;
+pub mod npy;
 mod options;
+mod profile;
+mod response;
+pub mod routed;
+mod router_log;
+pub mod rows;
+mod sample;
+mod sglang;
 mod sniff;
+mod vllm;
 pub mod zip;
 
 pub use error::ImportError;
@@ -40,12 +54,12 @@ pub trait Importer: Sync {
 
 /// All importers, in the order in which the help lists them.
 pub fn importers() -> &'static [&'static dyn Importer] {
-    &[]
+    &[&vllm::Vllm, &sglang::SglangResponse, &llamacpp::LlamaCpp, &arrays::Arrays, &router_log::RouterLog]
 }
 
-/// The importer of a name.
-pub fn find(name: &str) -> Option<&'static dyn Importer> {
-    importers().iter().copied().find(|importer| importer.name() == name)
+/// The importers of a name; more than one where a word stands for several kinds of files.
+pub fn find(name: &str) -> Vec<&'static dyn Importer> {
+    importers().iter().copied().filter(|importer| importer.name() == name).collect()
 }
 
 /// Imports `inputs` into a new trace at `out`.

@@ -89,6 +89,8 @@ pub struct Options {
     pub id_space: Option<IdSpace>,
     /// Drafts of a verify step, where the format does not say.
     pub draft_len: Option<u16>,
+    /// Name of the array within an archive.
+    pub member: Option<String>,
     /// Tokens of the prompt, where the format does not say.
     pub prompt_tokens: Option<u32>,
 }

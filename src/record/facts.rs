@@ -76,6 +76,7 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         emulated: false,
         host_times: true,
         acceptance_known: true,
+        expert_counts: None,
         router_weights: options.router_weights,
         text_stored: options.store_text,
         warnings: Vec::new(),

@@ -49,6 +49,9 @@ pub struct Manifest {
     /// Whether `accepted` of the verify steps is known; without it, the column is 0 and means nothing.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub acceptance_known: bool,
+    /// By layer, how often each expert was chosen, where a trace has counts and no windows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_counts: Option<BTreeMap<u16, Vec<u64>>>,
     /// Whether gate weights are in `routes`.
     pub router_weights: bool,
     /// Whether prompt and output text are in `requests`.

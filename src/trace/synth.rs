@@ -134,6 +134,7 @@ impl Synth {
             emulated: true,
             host_times: true,
             acceptance_known: true,
+            expert_counts: None,
             router_weights: self.weights,
             text_stored: false,
             warnings: vec![Warning::new("synthetic", "made up by a random generator: no model ran")],

@@ -126,6 +126,7 @@ pub fn manifest(layers: &[u16], experts: u16, k: u16) -> Manifest {
         emulated: true,
         host_times: true,
         acceptance_known: true,
+        expert_counts: None,
         router_weights: false,
         text_stored: false,
         warnings: Vec::new(),
