@@ -111,8 +111,8 @@ pub fn analyze_input(input: &Input<'_>, options: &Options) -> Result<Report, Ana
             return Err(AnalysisError::Shape { reason: "0 experts per token".into() });
         }
         WindowCompleteness::Full | WindowCompleteness::AcceptedOnly => pass::run(input.routes, &plan)?,
-        // Whatever rows there are, they are not windows.
-        WindowCompleteness::None => pass::PassCounts::new(plan.layers.len()),
+        // Whatever rows there are, they are not windows; how they load the experts is known all the same.
+        WindowCompleteness::None => pass::loads(input.routes, &plan)?,
         WindowCompleteness::Counts => pass::PassCounts::of_loads(&plan, input.manifest.expert_counts.as_ref()),
     };
     assemble::assemble(input, &plan, &counts, options)

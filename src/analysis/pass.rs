@@ -58,6 +58,42 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Only loads: every row of the target counts, whatever its step did.
+///
+/// # Errors
+/// When the routes cannot be read, or name a layer or expert that the model does not have.
+pub fn loads(routes: &dyn RouteSource, plan: &Plan<'_>) -> Result<PassCounts, AnalysisError> {
+    let mut counts = PassCounts::new(plan.layers.len());
+    for unit in 0..routes.units() {
+        routes.read(unit, &mut |slice| {
+            let outside = |at: usize, reason: String| AnalysisError::Routes {
+                step: slice.step_id.get(at).copied().unwrap_or(0),
+                layer: slice.layer.get(at).copied().unwrap_or(0),
+                reason,
+            };
+            if !slice.is_rectangular() {
+                return Err(outside(0, "columns of different lengths".into()));
+            }
+            for (at, (&layer, &draft)) in slice.layer.iter().zip(slice.draft).enumerate() {
+                let load = if draft {
+                    counts.draft.entry(layer).or_default()
+                } else {
+                    let slot = plan.slot(layer).and_then(|slot| counts.load.get_mut(slot));
+                    slot.ok_or_else(|| outside(at, "the manifest does not list it as a routed layer of the target".into()))?
+                };
+                load.by_expert.resize(plan.experts, 0);
+                load.rows += 1;
+                for column in slice.ids {
+                    let count = column.get(at).and_then(|&id| load.by_expert.get_mut(usize::from(id)));
+                    *count.ok_or_else(|| outside(at, format!("an expert id is not below {}", plan.experts)))? += 1;
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(counts)
+}
+
 /// A union at the border of a unit, for the reuse across it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {

@@ -34,6 +34,10 @@ pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warnin
                 .into(),
         ),
         WindowCompleteness::Counts => warn("no_windows", "only counts by expert were recorded: unions and overlaps are unknown".into()),
+        WindowCompleteness::None if counts.load.iter().any(|load| load.rows > 0) => warn(
+            "no_windows",
+            "nobody said which rows were verified together: unions and overlaps are unknown, loads are of all rows".into(),
+        ),
         WindowCompleteness::None => warn("no_windows", "no routes were recorded: unions and overlaps are unknown".into()),
     }
     match manifest.id_space {
@@ -55,7 +59,7 @@ pub fn of(input: &Input<'_>, counts: &PassCounts, report: &Report) -> Vec<Warnin
             warn("unknown_verification", "nobody said whether verify rows are computed as decode rows are: near-ties may differ".into());
         }
     }
-    if !manifest.model.experts_known {
+    if !manifest.model.experts_known && !manifest.model.moe_layers.is_empty() {
         let message = format!(
             "the number of experts is not known ({} is the largest id seen + 1): uniform unions, lift and load are unknown; import with \
              --experts or --model-config",

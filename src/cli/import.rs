@@ -12,13 +12,18 @@ use std::path::{Path, PathBuf};
 /// The format is recognised from the file, or named before it. What a file does not say stays unknown and is said to be;
 /// what could be read in two ways is refused, naming the option that settles it.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "Examples:
+#[command(
+    override_usage = "specprof import [OPTIONS] [FORMAT] INPUT... -o TRACE",
+    after_long_help = "Examples:
   specprof import vllm response.json -o traces/vllm --model-config config.json
   specprof import npy routed_experts.npz -o traces/npy --layers moe-only --first-dense 1 --experts 64
-  specprof import moe_routes.jsonl -o traces/log --experts 60")]
+  specprof import moe_routes.jsonl -o traces/log --experts 60
+
+Formats: vllm, sglang, llamacpp, npy, router-log, jsonl; docs/import.md says what each of them needs"
+)]
 pub struct Args {
     /// The format, unless the files tell, and the files
-    #[arg(value_name = "[FORMAT] INPUT", required = true, num_args = 1..)]
+    #[arg(value_name = "INPUT", required = true, num_args = 1..)]
     inputs: Vec<PathBuf>,
     /// Directory of the trace
     #[arg(short, long = "output", visible_alias = "out", value_name = "TRACE", required = true)]

@@ -263,6 +263,9 @@ fn routes(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
         sink.warn("layers_not_routed", format!("{n} of {of} layers have routes; the others are dense or were not captured"));
     }
     let k = known_k.unwrap_or(u16::try_from(found.k).unwrap_or(u16::MAX));
+    if usize::from(k) > found.k {
+        return Err(array.wrong(format!("rows have at most {} experts, --k or the model's configuration says {k}", found.k)));
+    }
     let windows = array.axes.contains(&'w');
     begin(array, options, sink, k, windows)?;
     if windows {

@@ -7,7 +7,9 @@ use crate::trace::manifest::{
     DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
 };
 use crate::trace::writer::{Ending, WriterOptions};
-use crate::trace::{FORMAT_VERSION, FinishReason, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TraceError, TraceWriter};
+use crate::trace::{
+    FORMAT_VERSION, FinishReason, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TelemetrySample, TraceError, TraceWriter,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -111,6 +113,7 @@ pub struct Sink {
     left_out: BTreeMap<&'static str, LeftOut>,
     warnings: Vec<Warning>,
     counts: BTreeMap<u16, Vec<u64>>,
+    ending: Ending,
 }
 
 impl Sink {
@@ -136,6 +139,7 @@ impl Sink {
             left_out: BTreeMap::new(),
             warnings: Vec::new(),
             counts: BTreeMap::new(),
+            ending: Ending::Complete,
         })
     }
 
@@ -162,7 +166,8 @@ impl Sink {
         Ok(())
     }
 
-    fn manifest(&self, source: &Source, experts: Option<u16>) -> Manifest {
+    /// What a manifest says when only this much is known.
+    pub(super) fn manifest(&self, source: &Source, experts: Option<u16>) -> Manifest {
         let unknown = || "unknown".to_owned();
         let config = self.options.model.clone().unwrap_or_default();
         let moe_layers = config.moe_layers.clone().unwrap_or_default();
@@ -211,6 +216,32 @@ impl Sink {
             warnings: Vec::new(),
             tables: BTreeMap::new(),
         }
+    }
+
+    /// Starts a trace whose facts are all known already.
+    ///
+    /// # Errors
+    /// As [`Sink::begin`].
+    pub fn begin_with(&mut self, path: &Path, facts: Manifest) -> Result<(), ImportError> {
+        if usize::from(facts.model.experts) > MAX_EXPERTS {
+            let reason = format!("{} experts; at most {MAX_EXPERTS} are supported", facts.model.experts);
+            return Err(ImportError::input(path, reason));
+        }
+        self.writer = Some(TraceWriter::create(&self.temporary, facts, &WriterOptions { force: true, ..WriterOptions::default() })?);
+        Ok(())
+    }
+
+    /// Says that the trace will end as an incomplete one, and why.
+    pub fn incomplete(&mut self, reason: String) {
+        self.ending = Ending::Incomplete(reason);
+    }
+
+    /// Adds a sample of the machine's state.
+    ///
+    /// # Errors
+    /// When the trace cannot be written.
+    pub fn telemetry(&mut self, sample: TelemetrySample) -> Result<(), ImportError> {
+        Ok(self.writer()?.sample(sample)?)
     }
 
     /// The run's facts, to be completed before [`Sink::finish`]; `None` before [`Sink::begin`].
@@ -369,7 +400,7 @@ impl Sink {
         let highest = model.moe_layers.last().map_or(0, |&last| last + 1);
         model.layers = model.layers.max(known_layers.unwrap_or(0)).max(highest);
         facts.warnings.extend(warnings);
-        let manifest = writer.finish(Ending::Complete)?;
+        let manifest = writer.finish(self.ending.clone())?;
         place(&self.temporary, &self.out)?;
         Ok(manifest)
     }

@@ -125,6 +125,48 @@ struct Trace<'a> {
     /// Whether a pass of one row came: what has several rows afterwards is another prompt or a window.
     decoding: bool,
     windows: u64,
+    strides: Strides,
+}
+
+/// Whether the rows of a pass look like pieces of one permutation: the first revision of the proposed tool read a strided
+/// view as if it were contiguous, so that the rows of a pass never share an expert.
+#[derive(Debug, Default)]
+struct Strides {
+    /// Some rows of a pass share an expert: the array was read as it should be.
+    shared: bool,
+    /// ln of the chance that rows of independent choices would be as disjoint as these are.
+    ln_chance: f64,
+}
+
+impl Strides {
+    /// ln of this chance and below is no accident.
+    const TOO_UNLIKELY: f64 = -14.0;
+
+    /// Looks at one layer's rows. n rows of k of E experts are disjoint with the chance
+    /// Π_{i<n} C(E - i k, k) / C(E, k) = Π_{i<n} Π_{j<k} (E - i k - j) / (E - j).
+    fn see(&mut self, block: &Block, experts: u16) {
+        let rows = block.rows();
+        let mut ids = block.ids.clone();
+        ids.sort_unstable();
+        if rows < 2 || self.shared {
+            return;
+        }
+        if ids.windows(2).any(|pair| pair[0] == pair[1]) {
+            self.shared = true;
+            return;
+        }
+        let e = f64::from(experts);
+        for row in 0..rows {
+            for rank in 0..block.k {
+                let left = e - (row * block.k + rank) as f64;
+                self.ln_chance += (left / (e - rank as f64)).max(f64::MIN_POSITIVE).ln();
+            }
+        }
+    }
+
+    fn suspicious(&self) -> bool {
+        !self.shared && self.ln_chance < Self::TOO_UNLIKELY
+    }
 }
 
 impl<'a> Trace<'a> {
@@ -143,6 +185,7 @@ impl<'a> Trace<'a> {
             prompt_rows: 0,
             decoding: false,
             windows: 0,
+            strides: Strides::default(),
         }
     }
 
@@ -171,6 +214,13 @@ impl<'a> Trace<'a> {
         self.end_request()?;
         if !self.sink.has_begun() {
             return Err(ImportError::empty(self.path, "no routes in this trace"));
+        }
+        if self.strides.suspicious() {
+            self.sink.warn(
+                "read_with_wrong_strides",
+                "rows of one pass never share an expert, which is no accident: the trace tool has read a strided view as contiguous, all \
+                 rows but the first of each pass are wrong (update the tool)",
+            );
         }
         let whole = self.whole();
         if !whole {
@@ -291,6 +341,9 @@ impl<'a> Trace<'a> {
         if let Some(id) = pass.blocks.iter().flat_map(|b| &b.ids).find(|&&id| id >= limit) {
             return Err(self.wrong(format!("an id is {id}, beyond {limit} experts")));
         }
+        if let (Variant::A, Some(experts)) = (self.variant, experts) {
+            pass.blocks.iter().for_each(|block| self.strides.see(block, experts));
+        }
         if self.sink.has_begun() {
             self.k = self.sink.facts_mut().map_or(0, |f| usize::from(f.model.experts_per_token));
             return Ok(());
@@ -316,5 +369,44 @@ impl<'a> Trace<'a> {
         let prompt = u32::try_from(std::mem::take(&mut self.prompt_rows)).unwrap_or(u32::MAX);
         (self.at, self.decoding) = (0, false);
         self.sink.end_request(request, self.name.clone(), prompt, FinishReason::Unknown, "{}".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(k: usize, ids: &[i32]) -> Block {
+        Block { layer: 1, k, ids: ids.to_vec(), place: Place::Unknown, request: String::new() }
+    }
+
+    #[test]
+    fn disjoint_rows_are_suspicious_when_that_is_no_accident() {
+        let mut strides = Strides::default();
+        // 2 rows of 2 of 4 are disjoint with the chance C(2, 2) / C(4, 2) = 1/6.
+        strides.see(&block(2, &[0, 1, 2, 3]), 4);
+        assert!((strides.ln_chance - (1f64 / 6.0).ln()).abs() < 1e-12 && !strides.suspicious());
+        (0..10).for_each(|_| strides.see(&block(2, &[0, 1, 2, 3]), 4));
+        assert!(strides.suspicious());
+        strides.see(&block(2, &[0, 1, 1, 3]), 4);
+        assert!(!strides.suspicious());
+        let mut single = Strides::default();
+        (0..100).for_each(|_| single.see(&block(2, &[0, 1]), 4));
+        assert!(!single.suspicious());
+    }
+
+    #[test]
+    fn encodings_are_told_apart_by_their_beginning() {
+        let of = |bytes: &[u8]| Variant::of(&Head { path: "x".into(), directory: false, bytes: bytes.to_vec() });
+        assert_eq!(of(b"1,28\n1,29\n"), Some(Variant::A));
+        assert_eq!(of(b"-4,1,28,29\n"), Some(Variant::B));
+        assert_eq!(of(b"phase,token,layer,rank,expert\n"), Some(Variant::D));
+        assert_eq!(of(b"user_id,query_id,layer,token_pos,expert_0\n"), Some(Variant::E));
+        assert_eq!(of(b"MOETRC01...."), Some(Variant::F));
+        assert_eq!(of(b"{\"layer\":1,\"n_tokens\":1,\"expert_ids\":[1]}"), Some(Variant::G));
+        assert_eq!(of(&[1i32, 1, 2, 5, 6].map(i32::to_le_bytes).concat()), Some(Variant::C));
+        assert_eq!(of(b"plain text, with a comma\n"), None);
+        assert_eq!(of(&[0; 64]), None);
+        assert_eq!(of(b""), None);
     }
 }

@@ -9,6 +9,8 @@ mod arrays;
 mod error;
 pub mod events;
 pub mod input;
+mod jsonl;
+mod jsonl_line;
 mod llamacpp;
 mod llamacpp_read;
 pub mod model;
@@ -31,7 +33,7 @@ pub use model::ForeignModel;
 pub use options::{DataKind, LayerAxis, Options};
 pub use sniff::{Head, sniff};
 
-use crate::trace::Manifest;
+use crate::trace::{Manifest, TraceError};
 use std::path::{Path, PathBuf};
 
 /// A reader of one family of files.
@@ -54,7 +56,7 @@ pub trait Importer: Sync {
 
 /// All importers, in the order in which the help lists them.
 pub fn importers() -> &'static [&'static dyn Importer] {
-    &[&vllm::Vllm, &sglang::SglangResponse, &llamacpp::LlamaCpp, &arrays::Arrays, &router_log::RouterLog]
+    &[&vllm::Vllm, &sglang::SglangResponse, &llamacpp::LlamaCpp, &arrays::Arrays, &router_log::RouterLog, &jsonl::JsonLines]
 }
 
 /// The importers of a name; more than one where a word stands for several kinds of files.
@@ -68,6 +70,10 @@ pub fn find(name: &str) -> Vec<&'static dyn Importer> {
 /// As [`Importer::import`], and when the trace cannot be written. No trace is left behind then.
 pub fn import(importer: &dyn Importer, inputs: &[PathBuf], out: &Path, options: &Options) -> Result<Manifest, ImportError> {
     let mut sink = Sink::create(out, options)?;
-    importer.import(inputs, options, &mut sink)?;
+    importer.import(inputs, options, &mut sink).map_err(|error| match (error, inputs.first()) {
+        // An event that contradicts the trace comes from the input.
+        (ImportError::Trace(TraceError::Event { what }), Some(path)) => ImportError::input(path, format!("cannot import {what}")),
+        (other, _) => other,
+    })?;
     sink.finish()
 }

@@ -196,7 +196,8 @@ impl Survey {
 /// Whether the second half of each cell is bits of weights and the first half is ids.
 fn looks_packed(array: &IdArray, limit: i32) -> bool {
     let half = array.width / 2;
-    let weight = |&bits: &i32| (0.0..=64.0).contains(&f32::from_bits(bits.cast_unsigned()));
+    // Small integers are denormal floats: a weight is 0 or of a size that gates have.
+    let weight = |&bits: &i32| bits == 0 || (1e-9..=64.0).contains(&f32::from_bits(bits.cast_unsigned()));
     array
         .ids
         .chunks_exact(array.width.max(1))

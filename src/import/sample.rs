@@ -141,6 +141,10 @@ impl<'a> Run<'a> {
         match &self.axis {
             None => {
                 let k = self.options.known_k().map_or(survey.k, usize::from);
+                if k > survey.k {
+                    let reason = format!("rows have at most {} experts, --k or the model's configuration says {k}", survey.k);
+                    return Err(self.wrong(sample, reason));
+                }
                 let source = Source {
                     engine: self.engine.into(),
                     model_name: sample.model.clone(),
@@ -198,11 +202,10 @@ impl<'a> Run<'a> {
             self.sink.warn("requests_without_routes", format!("{} requests left out: no expert ids and no steps", self.without_anything));
         }
         if self.loose_rows > 0 {
-            let message = format!(
-                "{} generated rows stand as steps of their own: nobody said which were verified together (vLLM says it with \
-                 --per-request-spec-decode-metrics detailed)",
-                self.loose_rows
-            );
+            let vllm = "; vLLM says it with --per-request-spec-decode-metrics detailed";
+            let how = if self.engine == "vllm" { vllm } else { "" };
+            let message =
+                format!("{} generated rows stand as steps of their own: nobody said which were verified together{how}", self.loose_rows);
             self.sink.warn("steps_unknown", message);
         }
         let (windows, has_axis, draft_len) = (self.windows, self.axis.is_some(), self.draft_len);

@@ -45,6 +45,8 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
         out.push_str(&view.unions(overall));
         out.push('\n');
         out.push_str(&view.layers());
+    } else {
+        out.push_str(&view.loads());
     }
     out.push_str(&view.draft());
     out.push_str(&view.warnings());
@@ -111,7 +113,7 @@ impl View<'_> {
             WindowCompleteness::Full => "all rows recorded",
             WindowCompleteness::AcceptedOnly => "kept rows recorded only",
             WindowCompleteness::Counts => "counts recorded only",
-            WindowCompleteness::None => "no routes recorded",
+            WindowCompleteness::None => "no windows recorded",
         };
         let draft_len = run.drafter.draft_len.map_or_else(unknown, |n| n.to_string());
         let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.kind);
@@ -197,6 +199,29 @@ impl View<'_> {
         out.push(' ');
         out.push_str(&spark(means, spread.min, spread.max, self.options.unicode));
         out.push('\n');
+        out
+    }
+
+    /// Loads alone, of a trace without windows.
+    fn loads(&self) -> String {
+        let loads: Vec<_> = self.report.layers.iter().filter_map(|l| Some((l.layer, l.experts, l.load?))).collect();
+        let Some(worst) = loads.iter().max_by(|a, b| a.2.max_over_mean.total_cmp(&b.2.max_over_mean)) else { return String::new() };
+        let shown = if self.options.per_layer { loads.len() } else { FEW };
+        let text = format!("{} routed layers; most uneven is layer {} ({:.2} max / mean)", loads.len(), worst.0, worst.2.max_over_mean);
+        let mut out = self.lines("loads", &text);
+        out.push_str("\nlayer  experts  effective  entropy  top 1 %  max / mean\n");
+        for (layer, experts, load) in loads.iter().take(shown) {
+            out.push_str(&format!(
+                "{layer:>5}  {experts:>7}  {:>9.1}  {:>7.2}  {:>5.1} %  {:>10.2}\n",
+                load.effective_experts,
+                load.entropy_bits,
+                load.top_1pct_share * 100.0,
+                load.max_over_mean
+            ));
+        }
+        if loads.len() > shown {
+            out.push_str(&format!("{} more with --per-layer\n", loads.len() - shown));
+        }
         out
     }
 

@@ -116,6 +116,14 @@ impl TraceWriter {
         &mut self.facts
     }
 
+    /// Adds a sample of the machine's state, waiting for room where there is none.
+    ///
+    /// # Errors
+    /// When the trace cannot be written.
+    pub fn sample(&mut self, sample: TelemetrySample) -> Result<(), TraceError> {
+        self.send(Message::Telemetry(Box::new(sample)))
+    }
+
     /// Where a sampler of the machine's state puts its samples.
     pub fn telemetry(&self) -> TelemetrySink {
         TelemetrySink(self.sender.clone())
@@ -320,7 +328,7 @@ impl Store {
             Ending::Complete => (true, None, self.hasher.finish_known()),
             Ending::Incomplete(reason) => (false, Some(reason), None),
         };
-        self.manifest.ended_unix_ns = Some(unix_ns());
+        self.manifest.ended_unix_ns.get_or_insert_with(unix_ns);
         self.commit(true)?;
         Ok(self.manifest.clone())
     }

@@ -5,6 +5,7 @@ mod dependencies;
 mod doctor;
 mod goldens;
 mod help;
+mod import;
 mod inspect;
 mod layers;
 mod readme;
