@@ -2,22 +2,20 @@
 
 use super::events;
 use super::input::Lines;
+use super::jsonl_header::manifest;
 use super::jsonl_line::{Nested, RequestKey, RequestLine, StepLine, Table};
-use super::{Head, ImportError, Importer, Options, Sink, Source};
+use super::{Head, ImportError, Importer, Options, Sink};
 use crate::trace::event::UNKNOWN_CONTEXT;
-use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use crate::trace::{FinishReason, Manifest, Module, Phase, RequestEvent, StepRoutes, TelemetrySample, TraceError};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The value of `format`.
 pub const FORMAT: &str = "specprof.jsonl/1";
 const MAX_LINE: u64 = 64 << 20;
-/// Fields of the manifest that are not taken from the header.
-const OWN: [&str; 5] = ["type", "format", "format_version", "tables", "token_hash"];
 /// In all k places of a row: not known.
 const UNKNOWN_ID: u16 = u16::MAX;
 
@@ -418,48 +416,6 @@ impl Run {
             routes.push(module, layer, u16::try_from(self.first).unwrap_or(u16::MAX), &self.ids, &self.weights);
             self.ids.clear();
             self.weights.clear();
-        }
-    }
-}
-
-/// The manifest of a header: what it leaves out is unknown, or what the format says.
-fn manifest(header: &Value, options: &Options, sink: &Sink) -> Result<Manifest, String> {
-    let source = Source { window_completeness: WindowCompleteness::Full, id_space: IdSpace::Logical, ..Source::default() };
-    let base = serde_json::to_value(sink.manifest(&source, options.known_experts())).map_err(|e| e.to_string())?;
-    let (Value::Object(mut base), Some(header)) = (base, header.as_object()) else { return Err("the header is not an object".into()) };
-    let model = header.get("model").and_then(Value::as_object).ok_or("the header has no `model`")?;
-    for key in ["experts", "experts_per_token", "moe_layers"] {
-        if model.get(key).is_none_or(Value::is_null) {
-            return Err(format!("the header's `model` has no `{key}`"));
-        }
-    }
-    base.insert("complete".into(), true.into());
-    overlay(&mut base, header);
-    // Left out of a header, it is true: `experts` is there.
-    if !model.contains_key("experts_known") {
-        base.get_mut("model").and_then(Value::as_object_mut).map(|m| m.insert("experts_known".into(), true.into()));
-    }
-    let mut facts: Manifest = serde_json::from_value(Value::Object(base)).map_err(|e| format!("header: {e}"))?;
-    let model = &facts.model;
-    if model.experts_per_token == 0 || model.experts_per_token > model.experts || model.experts == u16::MAX {
-        return Err(format!("the header's model has {} experts per token of {}", model.experts_per_token, model.experts));
-    }
-    if !model.moe_layers.is_sorted_by(|a, b| a < b) || model.moe_layers.last() == Some(&u16::MAX) {
-        return Err("the header's `moe_layers` do not ascend".into());
-    }
-    facts.tables = BTreeMap::new();
-    facts.token_hash = None;
-    Ok(facts)
-}
-
-/// Puts the header's values over those that are unknown; of objects, key by key.
-fn overlay(base: &mut Map<String, Value>, header: &Map<String, Value>) {
-    for (key, value) in header.iter().filter(|(key, _)| !OWN.contains(&key.as_str())) {
-        match (base.get_mut(key), value) {
-            (Some(Value::Object(mine)), Value::Object(theirs)) => overlay(mine, theirs),
-            _ => {
-                base.insert(key.clone(), value.clone());
-            }
         }
     }
 }
