@@ -110,8 +110,9 @@ impl View<'_> {
         let first = if best.draft_len == 0 {
             format!("do not speculate: no draft length is faster than plain decoding, {source}")
         } else {
+            let doubt = if best.ci95.is_some_and(|[low, _]| low <= 1.0) { "; not told apart from plain decoding" } else { "" };
             format!(
-                "use {}: {:.2} times plain decoding{}, {source}",
+                "use {}: {:.2} times plain decoding{}, {source}{doubt}",
                 drafts(best.draft_len),
                 best.speedup.unwrap_or(f64::NAN),
                 range(best.ci95)

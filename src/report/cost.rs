@@ -33,12 +33,14 @@ pub fn sentence(cost: &StepCost, rows: u16) -> Option<String> {
         range_of(cost.step_ratio_ci95)
     );
     if let (Some(tokens), Some(speedup)) = (cost.tokens_per_step, cost.speedup) {
-        let verdict = if speedup >= 1.0 { "speculation pays" } else { "speculation loses" };
+        let times = format!("{speedup:.2} times as fast");
+        let verdict = match cost.speedup_ci95 {
+            Some([low, high]) if low <= 1.0 && high >= 1.0 => format!("not told apart from plain decoding, {times}"),
+            _ if speedup >= 1.0 => format!("speculation pays, {times} as plain decoding"),
+            _ => format!("speculation loses, {times} as plain decoding"),
+        };
         let interval = range_of(cost.speedup_ci95);
-        text.push_str(&format!(
-            ". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}, {speedup:.2} times as fast as plain \
-             decoding{interval}"
-        ));
+        text.push_str(&format!(". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}{interval}"));
     }
     text.push_str(&format!("; {}", whose(source)));
     Some(text)
@@ -164,6 +166,15 @@ mod tests {
         assert!(text.ends_with("CPU wall times"), "{text}");
         let pays = StepCost { speedup: Some(1.2), ..measured() };
         assert!(sentence(&pays, 2).unwrap().contains("speculation pays, 1.20 times"));
+        // An interval that holds 1 is no verdict, on whichever side the point is.
+        for speedup in [0.93, 1.02] {
+            let unclear = StepCost { speedup: Some(speedup), speedup_ci95: Some([0.83, 1.03]), ..measured() };
+            let expected = format!("not told apart from plain decoding, {speedup} times as fast (95 %: 0.83 to 1.03)");
+            let text = sentence(&unclear, 2).unwrap();
+            assert!(text.contains(&expected) && !text.contains("pays") && !text.contains("loses"), "{text}");
+        }
+        let loses = StepCost { speedup: Some(0.93), speedup_ci95: Some([0.83, 0.99]), ..measured() };
+        assert!(sentence(&loses, 2).unwrap().contains("speculation loses, 0.93 times"));
     }
 
     #[test]
