@@ -1,8 +1,9 @@
 //! What recording costs the decode loop: the built-in model with the trace writer on against off, in pairs.
 //!
-//! `cargo bench --bench recording [-- PAIRS] [kernels]`; with the word `kernels` the times of operations are recorded as well. Each pair runs the same prompts twice, once into a trace and once into
-//! nothing, the order changing from pair to pair; the ratio of the two wall times is one sample. The machine's drift is
-//! in both halves of a pair, so the median of the ratios is what to quote. Opening and closing the trace are not timed.
+//! `cargo bench --bench recording [-- PAIRS] [kernels]`; with the word `kernels` the times of operations are recorded as
+//! well. Each pair runs the same prompts twice, once into a trace and once into nothing, the order changing from pair to
+//! pair; the ratio of the two wall times is one sample. The machine's drift is in both halves of a pair, so the median of
+//! the ratios is what to quote. Opening and closing the trace are not timed.
 
 use specprof::engine::clock::Clock;
 use specprof::engine::{Checkpoint, builtin};
@@ -37,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut ratios = Vec::new();
     for pair in 0..=pairs {
-        let mut on = || -> Result<f64, Box<dyn Error>> {
+        let on = || -> Result<f64, Box<dyn Error>> {
             let mut writer = TraceWriter::create(
                 &dir,
                 record::run_facts(&plan, 0),
@@ -62,9 +63,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     std::fs::remove_dir_all(&dir)?;
     ratios.sort_by(f64::total_cmp);
+    // Order statistics around the median: their ranks are binomial, 0.98 = 1.96 / 2 standard deviations away.
+    let away = 0.98 / (ratios.len() as f64).sqrt();
     println!(
-        "decode time with recording / without, {pairs} pairs: median {:.4}, quartiles {:.4} to {:.4}",
+        "decode time with recording / without, {pairs} pairs: median {:.4} (95 %: {:.4} to {:.4}), quartiles {:.4} to {:.4}",
         quantile(&ratios, 0.5),
+        quantile(&ratios, (0.5 - away).max(0.0)),
+        quantile(&ratios, (0.5 + away).min(1.0)),
         quantile(&ratios, 0.25),
         quantile(&ratios, 0.75)
     );

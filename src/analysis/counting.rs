@@ -1,26 +1,26 @@
 //! Windows to counts: the sink of the report's pass.
 
 use super::AnalysisError;
-use super::counts::{COVERAGE_ONE, LoadCounts, MAX_PAIR_ROWS, RequestSums, add};
+use super::counts::{COVERAGE_ONE, LoadCounts, RequestSums, WindowCounts};
 use super::coverage::Coverage;
-use super::layer_state::{Added, LayerState, NO_STAMP};
-use super::overlap::{Overlaps, pairs};
+use super::layer_state::{LayerState, NO_STAMP};
+use super::overlap::{self, MAX_PAIR_ROWS, Overlaps, pairs};
 use super::pass::{Edge, Irregular, PassCounts, Plan, WindowUnion};
-use super::unit::{Context, Window, WindowSink, outside, unlisted};
+use super::step_sums::StepAdder;
+use super::window::{Context, Window, WindowSink, outside, unlisted};
 
 /// Counts the windows of one unit.
 pub struct Counting {
     overlaps: Overlaps,
     layers: Vec<Option<LayerState>>,
     out: PassCounts,
+    steps: StepAdder,
     /// What each row of the window adds.
     added: Vec<u64>,
     /// Overlaps of the window's pairs.
     pairs: Vec<u16>,
     /// Place of the current request's sums, by (request, rows).
     sums_of: Option<((u32, usize), usize)>,
-    /// Place of the current number of rows in `out.groups`.
-    group_of: Option<(usize, usize)>,
     coverage: Coverage,
 }
 
@@ -31,10 +31,10 @@ impl Counting {
             overlaps: Overlaps::detect(plan.k),
             layers: vec![None; plan.layers.len()],
             out: PassCounts::new(plan.layers.len()),
+            steps: StepAdder::default(),
             added: Vec::new(),
             pairs: Vec::new(),
             sums_of: None,
-            group_of: None,
             coverage: Coverage::new(plan.experts),
         }
     }
@@ -48,7 +48,157 @@ impl Counting {
             let open = state.open_ends(|r| requests.get(r as usize).is_some_and(|s| s.last_verify as usize > last));
             self.out.lasts.extend(open.into_iter().map(|(request, union)| Edge { request, slot, rows: 0, union }));
         }
+        self.out.steps = self.steps.finish();
         self.out
+    }
+}
+
+/// What the windows of one layer and length are counted into, taken out of its places meanwhile.
+struct Held {
+    slot: usize,
+    rows: usize,
+    group: usize,
+    counts: WindowCounts,
+    state: LayerState,
+}
+
+impl Counting {
+    /// Takes out what windows like this one are counted into.
+    fn hold(&mut self, plan: &Plan<'_>, window: &Window<'_>) -> Result<Held, AnalysisError> {
+        let (slot, rows) = (window.slot, window.rows);
+        let group = self.out.group(rows);
+        let counts = match self.out.groups[group].1[slot].take() {
+            Some(counts) => counts,
+            None => {
+                let counts = plan.limits.window_counts(plan, rows);
+                // A coverage curve has a point for every slot, each of two numbers.
+                let coverage = if window.weights.is_empty() || rows > MAX_PAIR_ROWS { 0 } else { 2 * rows * plan.k };
+                self.out.cells += counts.cells() + coverage;
+                plan.limits.check(&self.out)?;
+                counts
+            }
+        };
+        let state = self.layers[slot].take().unwrap_or_else(|| LayerState::new(plan.experts));
+        Ok(Held { slot, rows, group, counts, state })
+    }
+
+    fn put_back(&mut self, held: Held) {
+        self.out.groups[held.group].1[held.slot] = Some(held.counts);
+        self.layers[held.slot] = Some(held.state);
+    }
+
+    /// [`Counting::count_all`] with the vector instructions that were detected.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,popcnt,bmi1")]
+    fn count_with_vectors<'w>(&mut self, plan: &Plan<'_>, windows: impl Iterator<Item = Window<'w>>) -> Result<(), AnalysisError> {
+        self.count_all(plan, windows, |ids, rows, hist, added| !hist.is_empty() && overlap::add_window(ids, rows, hist, added))
+    }
+
+    /// Counts windows. `add_window` may take on their pairs and what their rows add, see [`overlap::add_window`].
+    #[inline(always)]
+    fn count_all<'w>(
+        &mut self,
+        plan: &Plan<'_>,
+        windows: impl Iterator<Item = Window<'w>>,
+        add_window: impl Fn(&[u16], usize, &mut [u64], &mut [u64]) -> bool,
+    ) -> Result<(), AnalysisError> {
+        let mut held: Option<Held> = None;
+        for window in windows {
+            let like = |held: &Held| held.slot == window.slot && held.rows == window.rows;
+            if !held.as_ref().is_some_and(like) {
+                if let Some(before) = held.take() {
+                    self.put_back(before);
+                }
+                held = Some(self.hold(plan, &window)?);
+            }
+            if let Some(Held { counts, state, .. }) = &mut held {
+                self.count(plan, window, counts, state, &add_window)?;
+            }
+        }
+        if let Some(last) = held {
+            self.put_back(last);
+        }
+        Ok(())
+    }
+
+    /// Counts a window into its layer's counts of its length.
+    #[inline(always)]
+    fn count(
+        &mut self,
+        plan: &Plan<'_>,
+        window: Window<'_>,
+        counts: &mut WindowCounts,
+        state: &mut LayerState,
+        add_window: &impl Fn(&[u16], usize, &mut [u64], &mut [u64]) -> bool,
+    ) -> Result<(), AnalysisError> {
+        let Window { context, layer, slot, rows, accepted, ids, weights } = window;
+        let k = plan.k;
+        let stamp = context.at as u32 + 1;
+        let requests = plan.steps.requests.as_slice();
+        if state.owner() != context.request {
+            let last_of = |r: u32| requests.get(r as usize).map_or(0, |s| s.last_verify as usize);
+            state.enter(context.request, |r| last_of(r) > context.at);
+            plan.limits.check_waiting(state.waiting_ids(), plan.layers.len())?;
+        }
+        let before = state.stamp();
+        self.added.resize(rows, 0);
+        let known = add_window(ids, rows, &mut counts.pair_hist, &mut self.added);
+        let shared = state.window(&ids[..rows * k], k, stamp, if known { None } else { Some(&mut self.added) });
+        let shared = shared.ok_or_else(|| outside(context, layer, plan.experts))?;
+
+        let (mut union, mut kept) = (0, 0);
+        for (i, ((&new, sum), wasted)) in self.added.iter().zip(&mut counts.marginal).zip(&mut counts.wasted_by_row).enumerate() {
+            union += new;
+            *sum += new;
+            if i <= accepted {
+                kept = union;
+            } else {
+                *wasted += new;
+            }
+        }
+        if plan.keep_unions {
+            self.out.unions.push(WindowUnion { at: context.at as u32, slot: slot as u16, union: union as u16 });
+        }
+        counts.windows += 1;
+        if let Some(n) = counts.union_hist.get_mut(union as usize) {
+            *n += 1;
+        }
+        counts.kept_experts += kept;
+        counts.kept_rows += accepted as u64 + 1;
+        counts.wasted += union - kept;
+        counts.rejected_rows += (rows - 1 - accepted) as u64;
+        if before != NO_STAMP {
+            counts.add_reuse(union as usize, shared as usize);
+        } else if requests.get(context.request as usize).is_some_and(|s| (s.first_verify as usize) < context.first) {
+            // Its previous window is in an earlier unit.
+            self.out.firsts.push(Edge { request: context.request, slot, rows, union: state.last_union() });
+        }
+        if !known && !counts.pair_hist.is_empty() {
+            self.pairs.resize(pairs(rows), 0);
+            self.overlaps.count(ids, k, rows, &mut self.pairs);
+            for (hist, &o) in counts.pair_hist.chunks_exact_mut(k + 1).zip(&self.pairs) {
+                hist[usize::from(o).min(k)] += 1;
+            }
+        }
+        if weights.len() >= rows * k && rows <= MAX_PAIR_ROWS {
+            self.coverage.add(&ids[..rows * k], &weights[..rows * k], counts, COVERAGE_ONE);
+        }
+        self.steps.add(context.first, context.at as u32, &self.added);
+
+        let key = (context.request, rows);
+        let sums = match self.sums_of {
+            Some((of, at)) if of == key => at,
+            _ => {
+                let at = self.out.sums(key);
+                plan.limits.check(&self.out)?;
+                self.sums_of = Some((key, at));
+                at
+            }
+        };
+        if let Some(s) = self.out.sums[sums].1.get_mut(slot) {
+            s.merge(&RequestSums { windows: 1, union, wasted: union - kept });
+        }
+        Ok(())
     }
 }
 
@@ -61,84 +211,16 @@ fn add_row(load: &mut LoadCounts, ids: &[u16], experts: usize) -> Option<()> {
 
 impl WindowSink for Counting {
     fn window(&mut self, plan: &Plan<'_>, window: Window<'_>) -> Result<(), AnalysisError> {
-        let Window { context, layer, slot, rows, accepted, ids, weights } = window;
-        let k = plan.k;
-        let stamp = context.at as u32 + 1;
-        let requests = plan.steps.requests.as_slice();
-        let last_of = |r: u32| requests.get(r as usize).map_or(0, |s| s.last_verify as usize);
+        self.windows(plan, std::iter::once(window))
+    }
 
-        let group = match self.group_of {
-            Some((n, at)) if n == rows => at,
-            _ => self.out.group(rows),
-        };
-        self.group_of = Some((rows, group));
-        let place = &mut self.out.groups[group].1[slot];
-        if place.is_none() {
-            let counts = plan.limits.window_counts(plan, rows);
-            // A coverage curve has a point for every slot, each of two numbers.
-            let coverage = if weights.is_empty() || rows > MAX_PAIR_ROWS { 0 } else { 2 * rows * k };
-            self.out.cells += counts.cells() + coverage;
-            *place = Some(counts);
-            plan.limits.check(&self.out)?;
+    fn windows<'w>(&mut self, plan: &Plan<'_>, windows: impl Iterator<Item = Window<'w>>) -> Result<(), AnalysisError> {
+        #[cfg(target_arch = "x86_64")]
+        if let Overlaps::Avx2(_) = self.overlaps {
+            // SAFETY: the value is the proof that the CPU has the features.
+            return unsafe { self.count_with_vectors(plan, windows) };
         }
-        let counts = self.out.groups[group].1[slot].get_or_insert_with(|| plan.limits.window_counts(plan, rows));
-        let state = self.layers[slot].get_or_insert_with(|| LayerState::new(plan.experts));
-        let before = state.enter(context.request, |r| last_of(r) > context.at);
-        plan.limits.check_waiting(state.waiting_ids(), plan.layers.len())?;
-        self.added.clear();
-        self.added.resize(rows, 0);
-        let added = Added { marginal: &mut self.added, wasted: &mut counts.wasted_by_row };
-        let touched = match k {
-            8 => state.window::<8>(&ids[..rows * 8], 8, accepted, stamp, added),
-            _ => state.window::<0>(&ids[..rows * k], k, accepted, stamp, added),
-        };
-        let touched = touched.ok_or_else(|| outside(context, layer, plan.experts))?;
-        let union = touched.union as usize;
-
-        if plan.keep_unions {
-            self.out.unions.push(WindowUnion { at: context.at as u32, slot: slot as u16, union: touched.union as u16 });
-        }
-        counts.windows += 1;
-        add(&mut counts.marginal, &self.added);
-        if let Some(n) = counts.union_hist.get_mut(union) {
-            *n += 1;
-        }
-        counts.kept_experts += u64::from(touched.kept);
-        counts.kept_rows += accepted as u64 + 1;
-        counts.wasted += u64::from(touched.union - touched.kept);
-        counts.rejected_rows += (rows - 1 - accepted) as u64;
-        if before != NO_STAMP {
-            counts.add_reuse(union, touched.shared as usize);
-        } else if requests.get(context.request as usize).is_some_and(|s| (s.first_verify as usize) < context.first) {
-            // Its previous window is in an earlier unit.
-            self.out.firsts.push(Edge { request: context.request, slot, rows, union: state.last_union() });
-        }
-        if !counts.pair_hist.is_empty() {
-            self.pairs.resize(pairs(rows), 0);
-            self.overlaps.count(ids, k, rows, &mut self.pairs);
-            for (hist, &o) in counts.pair_hist.chunks_exact_mut(k + 1).zip(&self.pairs) {
-                hist[usize::from(o).min(k)] += 1;
-            }
-        }
-        if weights.len() >= rows * k && rows <= MAX_PAIR_ROWS {
-            self.coverage.add(&ids[..rows * k], &weights[..rows * k], counts, COVERAGE_ONE);
-        }
-        self.out.steps.add(context.at as u32, &self.added);
-
-        let key = (context.request, rows);
-        let sums = match self.sums_of {
-            Some((of, at)) if of == key => at,
-            _ => {
-                let at = self.out.sums(key);
-                plan.limits.check(&self.out)?;
-                at
-            }
-        };
-        self.sums_of = Some((key, sums));
-        if let Some(s) = self.out.sums[sums].1.get_mut(slot) {
-            s.merge(&RequestSums { windows: 1, union: u64::from(touched.union), wasted: u64::from(touched.union - touched.kept) });
-        }
-        Ok(())
+        self.count_all(plan, windows, |_, _, _, _| false)
     }
 
     fn draft_row(&mut self, plan: &Plan<'_>, context: Context, layer: u16, ids: &[u16]) -> Result<(), AnalysisError> {

@@ -1,9 +1,6 @@
 //! Integer counts of windows. They add up exactly, so the result depends neither on threads nor on how a trace is cut.
 
-use super::overlap::{pair_index, pairs};
-
-/// Windows of more rows than this have no pairwise statistics: their number grows with the square.
-pub const MAX_PAIR_ROWS: usize = 64;
+use super::overlap::{MAX_PAIR_ROWS, pair_index, pairs};
 
 /// One over the resolution to which a window's mass coverage is rounded, so that sums of it are integers.
 pub const COVERAGE_ONE: f64 = (1u64 << 40) as f64;

@@ -7,30 +7,28 @@ use std::collections::HashMap;
 pub const NO_STAMP: u32 = u32::MAX;
 const NOBODY: u32 = u32::MAX;
 
+/// An expert's stamp in the high half and its load in the low one: one load and one store a routed id.
 #[derive(Debug, Clone, Copy, Default)]
-struct Cell {
-    stamp: u32,
-    load: u32,
-}
+struct Cell(u64);
 
-/// What a window did to its layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Touched {
-    /// Distinct experts.
-    pub union: u32,
-    /// Distinct experts of the kept rows.
-    pub kept: u32,
-    /// Distinct experts that the previous window's union had as well.
-    pub shared: u32,
-}
+impl Cell {
+    fn stamp(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
 
-/// Sums over windows of the experts that each row added: `[rows]` each.
-#[derive(Debug)]
-pub struct Added<'a> {
-    /// Of every row.
-    pub marginal: &'a mut [u64],
-    /// Of rejected rows.
-    pub wasted: &'a mut [u64],
+    fn load(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The same expert with another stamp.
+    fn stamped(self, stamp: u32) -> Self {
+        Self(u64::from(stamp) << 32 | u64::from(self.load()))
+    }
+
+    /// Chosen by one more row of the step with that stamp.
+    fn chosen(self, stamp: u32) -> Self {
+        Self(u64::from(stamp) << 32 | u64::from(self.load().wrapping_add(1)))
+    }
 }
 
 /// The state of one layer within a unit.
@@ -52,18 +50,24 @@ impl LayerState {
         Self { cells: vec![Cell::default(); experts], rows: 0, owner: NOBODY, stamp: NO_STAMP, waiting: HashMap::new(), waiting_ids: 0 }
     }
 
-    /// Makes `request` the owner of the stamps; returns the stamp of its previous window here, [`NO_STAMP`] without one.
-    /// `continues` says whether a request has windows to come.
+    /// Request of the last window.
     #[inline]
-    pub fn enter(&mut self, request: u32, continues: impl Fn(u32) -> bool) -> u32 {
-        if self.owner != request {
-            self.switch(request, continues);
-        }
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// Stamp of the owner's last window here, [`NO_STAMP`] without one.
+    #[inline]
+    pub fn stamp(&self) -> u32 {
         self.stamp
     }
 
+    /// Makes `request` the owner of the stamps. `continues` says whether a request has windows to come.
     #[cold]
-    fn switch(&mut self, request: u32, continues: impl Fn(u32) -> bool) {
+    pub fn enter(&mut self, request: u32, continues: impl Fn(u32) -> bool) {
+        if self.owner == request {
+            return;
+        }
         if self.owner != NOBODY && continues(self.owner) {
             let union = self.last_union();
             self.waiting_ids += union.len();
@@ -77,7 +81,7 @@ impl LayerState {
             // Others may have touched these experts since; their stamps are stale and never compared again.
             for &id in &union {
                 if let Some(cell) = self.cells.get_mut(usize::from(id)) {
-                    cell.stamp = stamp;
+                    *cell = cell.stamped(stamp);
                 }
             }
         }
@@ -90,48 +94,33 @@ impl LayerState {
 
     /// The experts of the owner's last window, ascending.
     pub fn last_union(&self) -> Box<[u16]> {
-        self.cells.iter().zip(0u16..).filter(|(c, _)| c.stamp == self.stamp).map(|(_, id)| id).collect()
+        self.cells.iter().zip(0u16..).filter(|(c, _)| c.stamp() == self.stamp).map(|(_, id)| id).collect()
     }
 
-    /// Takes the owner's window: `ids` is `[rows, k]` (K = k, or 0 for any), `accepted` the last kept row.
-    /// Adds each row's new experts to `added`. `None` when an id is not an expert of the layer.
+    /// Takes the owner's window: `ids` is `[rows, k]`. Writes how many experts each row has that no earlier one has to
+    /// `added`, unless that is `None`: known by other means. Gives how many distinct experts of the window were in the
+    /// owner's window before; `None` when an id is not an expert of the layer.
     #[inline]
-    pub fn window<const K: usize>(&mut self, ids: &[u16], k: usize, accepted: usize, stamp: u32, added: Added<'_>) -> Option<Touched> {
-        let k = if K == 0 { k } else { K };
-        let (mut touched, before) = (Touched::default(), self.stamp);
-        let cells = self.cells.as_mut_slice();
-        let mut outside = false;
-        for (i, ((row, marginal), wasted)) in ids.chunks_exact(k).zip(added.marginal).zip(added.wasted).enumerate() {
-            let mut new = 0;
-            // The old stamps are set aside and compared eight at once: the loop that touches memory stays short.
-            for ids in row.chunks(8) {
-                let mut old = [stamp; 8];
-                for (&id, old) in ids.iter().zip(&mut old) {
-                    if let Some(cell) = cells.get_mut(usize::from(id)) {
-                        *old = cell.stamp;
-                        *cell = Cell { stamp, load: cell.load + 1 };
-                    } else {
-                        outside = true;
-                    }
-                }
-                new += old.iter().map(|&s| u32::from(s != stamp)).sum::<u32>();
-                touched.shared += old.iter().map(|&s| u32::from(s == before)).sum::<u32>();
+    pub fn window(&mut self, ids: &[u16], k: usize, stamp: u32, added: Option<&mut [u64]>) -> Option<u32> {
+        let before = std::mem::replace(&mut self.stamp, stamp);
+        self.rows += (ids.len() / k) as u64;
+        let Some(added) = added else { return touch(&mut self.cells, ids, stamp, before) };
+        let mut shared = 0;
+        for (row, added) in ids.chunks_exact(k).zip(added) {
+            *added = 0;
+            for &id in row {
+                let cell = self.cells.get_mut(usize::from(id))?;
+                *added += u64::from(cell.stamp() != stamp);
+                shared += u32::from(cell.stamp() == before);
+                *cell = cell.chosen(stamp);
             }
-            *marginal += u64::from(new);
-            *wasted += if i > accepted { u64::from(new) } else { 0 };
-            touched.union += new;
-            if i == accepted {
-                touched.kept = touched.union;
-            }
-            self.rows += 1;
         }
-        self.stamp = stamp;
-        (!outside).then_some(touched)
+        Some(shared)
     }
 
     /// The load so far.
     pub fn load(&self) -> LoadCounts {
-        LoadCounts { rows: self.rows, by_expert: self.cells.iter().map(|c| u64::from(c.load)).collect() }
+        LoadCounts { rows: self.rows, by_expert: self.cells.iter().map(|c| u64::from(c.load())).collect() }
     }
 
     /// Last unions of requests that continue behind this unit.
@@ -142,35 +131,51 @@ impl LayerState {
     }
 }
 
+/// Stamps experts and adds to their load; gives how many had the stamp of the window before, or `None` when one is not of
+/// the layer. Stamped anew by then, an expert is not counted a second time.
+///
+/// Its own function, so that its few values stay in registers: the counts of a window around it take all there are.
+#[inline(never)]
+fn touch(cells: &mut [Cell], ids: &[u16], stamp: u32, before: u32) -> Option<u32> {
+    let (mut shared, mut outside) = (0u64, false);
+    let before = u64::from(before) << 32;
+    for &id in ids {
+        if let Some(cell) = cells.get_mut(usize::from(id)) {
+            // Equal stamps leave the load alone: a comparison that adds its carry.
+            shared += u64::from(cell.0 ^ before < 1 << 32);
+            *cell = cell.chosen(stamp);
+        } else {
+            outside = true;
+        }
+    }
+    (!outside).then_some(shared as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn window(layer: &mut LayerState, request: u32, stamp: u32, ids: &[u16], accepted: usize) -> (u32, Touched, Vec<u64>) {
-        let before = layer.enter(request, |_| true);
-        let (mut marginal, mut wasted) = (vec![0; ids.len() / 2], vec![0; ids.len() / 2]);
-        let added = Added { marginal: &mut marginal, wasted: &mut wasted };
-        let touched = layer.window::<0>(ids, 2, accepted, stamp, added).unwrap();
-        assert_eq!(wasted.iter().sum::<u64>(), u64::from(touched.union - touched.kept));
-        assert!(wasted.iter().zip(&marginal).enumerate().all(|(i, (w, m))| *w == if i > accepted { *m } else { 0 }));
-        (before, touched, marginal)
+    /// Stamp of the request's window before, shared experts, experts that each row adds.
+    fn window(layer: &mut LayerState, request: u32, stamp: u32, ids: &[u16]) -> (u32, u32, Vec<u64>) {
+        layer.enter(request, |_| true);
+        let before = layer.stamp();
+        let mut added = vec![u64::MAX; ids.len() / 2];
+        let shared = layer.window(ids, 2, stamp, Some(&mut added)).unwrap();
+        (before, shared, added)
     }
 
     #[test]
     fn worked_example_of_two_interleaved_requests() {
         let mut layer = LayerState::new(10);
-        // Rows {1,2} {2,3} {1,9}: 2 + 1 + 1 experts; row 2 is rejected and alone touched 9.
-        let (before, touched, marginal) = window(&mut layer, 7, 1, &[1, 2, 2, 3, 1, 9], 1);
-        assert_eq!((before, touched), (NO_STAMP, Touched { union: 4, kept: 3, shared: 0 }));
-        assert_eq!(marginal, [2, 1, 1]);
+        // Rows {1,2} {2,3} {1,9}: 2 + 1 + 1 experts.
+        assert_eq!(window(&mut layer, 7, 1, &[1, 2, 2, 3, 1, 9]), (NO_STAMP, 0, vec![2, 1, 1]));
         // Another request in between touches the same experts.
-        let (before, touched, _) = window(&mut layer, 8, 2, &[1, 2, 3, 4], 1);
-        assert_eq!((before, touched.shared), (NO_STAMP, 0));
+        assert_eq!(window(&mut layer, 8, 2, &[1, 2, 3, 4]), (NO_STAMP, 0, vec![2, 2]));
         // {2,9,5,6} after {1,2,3,9}: two of four are shared.
-        let (before, touched, _) = window(&mut layer, 7, 3, &[2, 9, 9, 5, 6, 2], 0);
-        assert_eq!((before, touched), (1, Touched { union: 4, kept: 2, shared: 2 }));
-        let (_, touched, _) = window(&mut layer, 8, 4, &[4, 9], 0);
-        assert_eq!(touched.shared, 1);
+        assert_eq!(window(&mut layer, 7, 3, &[2, 9, 9, 5, 6, 2]), (1, 2, vec![2, 1, 1]));
+        // {4,9} after {1,2,3,4}, what the row adds being known.
+        layer.enter(8, |_| true);
+        assert_eq!((layer.stamp(), layer.window(&[4, 9], 2, 4, None)), (2, Some(1)));
         assert_eq!(layer.waiting_ids(), 4);
         assert_eq!(layer.load(), LoadCounts { rows: 9, by_expert: vec![0, 3, 5, 2, 2, 1, 1, 0, 0, 4] });
         let mut ends = layer.open_ends(|_| true);
@@ -182,7 +187,7 @@ mod tests {
     fn an_id_outside_the_layer_is_told() {
         let mut layer = LayerState::new(4);
         layer.enter(0, |_| true);
-        let added = Added { marginal: &mut [0], wasted: &mut [0] };
-        assert_eq!(layer.window::<0>(&[0, 4], 2, 0, 1, added), None);
+        assert_eq!(layer.window(&[0, 4], 2, 1, Some(&mut [0])), None);
+        assert_eq!(layer.window(&[0, 4], 2, 2, None), None);
     }
 }

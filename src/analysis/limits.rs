@@ -5,8 +5,8 @@
 //! largest windows last counted; what has no meaning without the rest is refused.
 
 use super::AnalysisError;
-use super::counts::{MAX_PAIR_ROWS, RequestSums, WindowCounts};
-use super::overlap::pairs;
+use super::counts::{RequestSums, WindowCounts};
+use super::overlap::{MAX_PAIR_ROWS, pairs};
 use super::pass::{PassCounts, Plan};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

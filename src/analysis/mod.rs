@@ -30,6 +30,7 @@ mod trace_source;
 mod transpose;
 mod unit;
 mod warnings;
+mod window;
 
 use crate::metric::report::Report;
 use crate::trace::manifest::{Manifest, WindowCompleteness};

@@ -7,7 +7,8 @@ use super::limits::Limits;
 use super::source::RouteSource;
 use super::step_sums::StepSums;
 use super::steps::StepTable;
-use super::unit::{UnitPass, WindowSink};
+use super::unit::UnitPass;
+use super::window::WindowSink;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,6 +1,8 @@
 //! What each row of a verify step adds, summed over the step's layers: the basis of everything by request, tag,
 //! context length and draft length. A step takes one number a row, whatever the number of layers.
 
+use std::collections::HashMap;
+
 /// The layers' windows of one verify step, added up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSum<'a> {
@@ -38,24 +40,6 @@ impl StepSums {
         i.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0)
     }
 
-    /// Adds one layer's window of the step `at`. Windows of one step come one after the other.
-    #[inline]
-    pub fn add(&mut self, at: u32, added: &[u64]) {
-        let n = self.at.len();
-        let begin = self.begin(n.saturating_sub(1));
-        if self.at.last() == Some(&at) && self.added.len() - begin == added.len() {
-            for (sum, &new) in self.added[begin..].iter_mut().zip(added) {
-                *sum += new as u32;
-            }
-            self.layers[n - 1] += 1;
-        } else {
-            self.at.push(at);
-            self.layers.push(1);
-            self.added.extend(added.iter().map(|&new| new as u32));
-            self.ends.push(self.added.len());
-        }
-    }
-
     /// Appends the steps of another unit.
     pub fn append(&mut self, other: Self) {
         let shift = self.added.len();
@@ -88,24 +72,84 @@ impl StepSums {
     }
 }
 
+/// The sums of one unit's steps while its windows come, in any order.
+#[derive(Debug, Clone, Default)]
+pub struct StepAdder {
+    sums: StepSums,
+    /// By place of the step in the unit: one more than its entry in `sums`, 0 for none.
+    entry_of: Vec<u32>,
+    /// Entries of the further lengths of steps whose layers have windows of different ones.
+    others: HashMap<(u32, usize), u32>,
+}
+
+impl StepAdder {
+    /// Adds one layer's window of the step `at`; `first` is the unit's first step.
+    #[inline]
+    pub fn add(&mut self, first: usize, at: u32, added: &[u64]) {
+        let place = (at as usize).saturating_sub(first);
+        if place >= self.entry_of.len() {
+            self.entry_of.resize(place + 1, 0);
+        }
+        let mut entry = self.entry_of[place];
+        if entry == 0 {
+            entry = self.begin(at, added.len());
+            self.entry_of[place] = entry;
+        }
+        let mut i = entry as usize - 1;
+        if self.sums.ends[i] - self.sums.begin(i) != added.len() {
+            i = self.other(at, added.len());
+        }
+        self.sums.layers[i] += 1;
+        let begin = self.sums.begin(i);
+        for (sum, &new) in self.sums.added[begin..].iter_mut().zip(added) {
+            *sum += new as u32;
+        }
+    }
+
+    /// A new entry; gives one more than its place.
+    fn begin(&mut self, at: u32, rows: usize) -> u32 {
+        let sums = &mut self.sums;
+        sums.at.push(at);
+        sums.layers.push(0);
+        sums.added.resize(sums.added.len() + rows, 0);
+        sums.ends.push(sums.added.len());
+        sums.at.len() as u32
+    }
+
+    #[cold]
+    fn other(&mut self, at: u32, rows: usize) -> usize {
+        if let Some(&entry) = self.others.get(&(at, rows)) {
+            return entry as usize - 1;
+        }
+        let entry = self.begin(at, rows);
+        self.others.insert((at, rows), entry);
+        entry as usize - 1
+    }
+
+    /// What was added.
+    pub fn finish(self) -> StepSums {
+        self.sums
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn worked_example_of_two_units_out_of_order() {
-        let mut late = StepSums::default();
-        late.add(7, &[8, 5]);
-        late.add(7, &[8, 3]);
-        late.add(9, &[8, 1, 2]);
-        let mut early = StepSums::default();
-        early.add(2, &[8, 8]);
-        early.add(2, &[8]);
-        early.add(2, &[8, 8]);
+        let unit = |first, windows: &[(u32, &[u64])]| {
+            let mut unit = StepAdder::default();
+            windows.iter().for_each(|(at, added)| unit.add(first, *at, added));
+            unit.finish()
+        };
+        // Layer by layer: the steps 7 and 9 of a first layer, step 7 of a second.
+        let mut late = unit(6, &[(7, &[8, 5]), (9, &[8, 1, 2]), (7, &[8, 3])]);
+        let early = unit(2, &[(2, &[8, 8]), (2, &[8]), (2, &[8, 8])]);
         late.append(early);
         late.sort();
         let steps: Vec<(u32, u32, Vec<u32>)> = late.iter().map(|s| (s.at, s.layers, s.added.to_vec())).collect();
-        assert_eq!(steps, [(2, 1, vec![8, 8]), (2, 1, vec![8]), (2, 1, vec![8, 8]), (7, 2, vec![16, 8]), (9, 1, vec![8, 1, 2])]);
+        assert_eq!(steps, [(2, 2, vec![16, 16]), (2, 1, vec![8]), (7, 2, vec![16, 8]), (9, 1, vec![8, 1, 2])]);
         let last = late.iter().last().unwrap();
         assert_eq!((last.prefix(0), last.prefix(1), last.union()), (8, 9, 11));
         assert_eq!(StepSums::default().iter().count(), 0);

@@ -5,81 +5,13 @@ use super::overlap::PADDING;
 use super::pass::{Irregular, Plan};
 use super::source::RouteSlice;
 use super::transpose::{id_rows, rows_of};
+use super::window::{Context, Window, WindowSink, unlisted};
 use crate::trace::Phase;
 
+/// How many windows ahead the ids are asked for.
+const PREFETCHED: usize = 3;
 /// Most expert ids of one window.
 const MAX_WINDOW_IDS: usize = 1 << 24;
-
-/// Where the rows of a step go.
-#[derive(Debug, Clone, Copy)]
-pub struct Context {
-    /// The step.
-    pub step_id: u32,
-    /// Index of the step.
-    pub at: usize,
-    /// Index of the unit's first step.
-    pub first: usize,
-    /// Index of its request.
-    pub request: u32,
-    /// What the step did.
-    pub phase: Phase,
-    /// Its rows.
-    pub rows: usize,
-    /// Its accepted drafts.
-    pub accepted: usize,
-}
-
-/// One window of the target in one layer.
-#[derive(Debug, Clone, Copy)]
-pub struct Window<'a> {
-    /// Its step.
-    pub context: Context,
-    /// Absolute layer.
-    pub layer: u16,
-    /// The layer's place in the plan.
-    pub slot: usize,
-    /// Rows that are there.
-    pub rows: usize,
-    /// The last kept row.
-    pub accepted: usize,
-    /// `[rows, k]`, and [`PADDING`] values of any kind behind them.
-    pub ids: &'a [u16],
-    /// `[rows, k]`, or none.
-    pub weights: &'a [f32],
-}
-
-/// What takes the windows of one unit, in order of (step, layer).
-pub trait WindowSink {
-    /// Takes a window of the target.
-    ///
-    /// # Errors
-    /// When an id is not an expert.
-    fn window(&mut self, plan: &Plan<'_>, window: Window<'_>) -> Result<(), AnalysisError>;
-
-    /// Takes a row of the draft module in a verify step.
-    ///
-    /// # Errors
-    /// When an id is not an expert.
-    fn draft_row(&mut self, _plan: &Plan<'_>, _context: Context, _layer: u16, _ids: &[u16]) -> Result<(), AnalysisError> {
-        Ok(())
-    }
-
-    /// Takes a row of the target in a prefill step.
-    ///
-    /// # Errors
-    /// When an id is not an expert.
-    fn prefill_row(&mut self, _plan: &Plan<'_>, _context: Context, _layer: u16, _ids: &[u16]) -> Result<(), AnalysisError> {
-        Ok(())
-    }
-
-    /// Whether prefill rows are wanted.
-    fn wants_prefill(&self) -> bool {
-        false
-    }
-
-    /// Takes note of a window that does not have the rows of its step.
-    fn irregular(&mut self, _irregular: Irregular) {}
-}
 
 /// Rows of a window that may go on in the next slice.
 #[derive(Debug, Default)]
@@ -90,6 +22,16 @@ struct Pending {
     draft: Vec<bool>,
     ids: Vec<u16>,
     weights: Vec<f32>,
+}
+
+/// A window that lies in the slice at hand.
+#[derive(Debug, Clone, Copy)]
+struct Queued {
+    /// Place of its step in the slice.
+    context: usize,
+    /// Its rows in the slice.
+    from: usize,
+    rows: usize,
 }
 
 /// One unit's pass. Feed it slices in order, then take the sink back.
@@ -104,6 +46,10 @@ pub struct UnitPass<'a, S> {
     /// Row-major ids and weights of the slice, `PADDING` ids behind them.
     ids: Vec<u16>,
     weights: Vec<f32>,
+    /// The slice's windows by slot: a layer's counts stay in the cache while its windows are taken.
+    queues: Vec<Vec<Queued>>,
+    /// Steps of the queued windows.
+    contexts: Vec<Context>,
 }
 
 impl<'a, S: WindowSink> UnitPass<'a, S> {
@@ -118,6 +64,8 @@ impl<'a, S: WindowSink> UnitPass<'a, S> {
             has_pending: false,
             ids: Vec::new(),
             weights: Vec::new(),
+            queues: vec![Vec::new(); plan.layers.len()],
+            contexts: Vec::new(),
         }
     }
 
@@ -137,7 +85,7 @@ impl<'a, S: WindowSink> UnitPass<'a, S> {
         id_rows(slice.ids, &mut ids[..n * k]);
         weights.resize(if slice.weights.is_empty() { 0 } else { n * k }, 0.0);
         rows_of(slice.weights, &mut weights);
-        let done = self.runs(&slice, &ids, &weights);
+        let done = self.runs(&slice, &ids, &weights).and_then(|()| self.deliver(&ids, &weights));
         self.ids = ids;
         self.weights = weights;
         done
@@ -146,6 +94,8 @@ impl<'a, S: WindowSink> UnitPass<'a, S> {
     /// Cuts a slice into runs of one step and layer. The last run may go on, so it waits.
     fn runs(&mut self, slice: &RouteSlice<'_>, ids: &[u16], weights: &[f32]) -> Result<(), AnalysisError> {
         let (n, k) = (slice.len(), self.plan.k);
+        let drafts = slice.draft.contains(&true);
+        self.contexts.clear();
         let mut a = 0;
         while a < n {
             let (step_id, layer) = (slice.step_id[a], slice.layer[a]);
@@ -153,7 +103,12 @@ impl<'a, S: WindowSink> UnitPass<'a, S> {
             if self.has_pending && !goes_on {
                 self.finish_pending()?;
             }
-            let context = self.context(step_id, layer)?;
+            if self.contexts.last().is_none_or(|c| c.step_id != step_id) {
+                let context = self.context(step_id, layer)?;
+                self.contexts.push(context);
+            }
+            let at = self.contexts.len() - 1;
+            let context = &self.contexts[at];
             let same = |i: usize| slice.step_id[i] == step_id && slice.layer[i] == layer;
             // Rows are in order: a run of the expected length is known by its last row and the one behind it.
             let expected = a + context.rows;
@@ -162,18 +117,30 @@ impl<'a, S: WindowSink> UnitPass<'a, S> {
             } else {
                 (a + 1..n).find(|&i| !same(i)).unwrap_or(n)
             };
-            if context.phase == Phase::Prefill && self.sink.wants_prefill() {
-                for i in (a..b).filter(|&i| !slice.draft[i]) {
-                    self.sink.prefill_row(self.plan, context, layer, &ids[i * k..i * k + k])?;
+            match context.phase {
+                Phase::Prefill if self.sink.wants_prefill() => {
+                    let context = *context;
+                    for i in (a..b).filter(|&i| !slice.draft[i]) {
+                        self.sink.prefill_row(self.plan, context, layer, &ids[i * k..i * k + k])?;
+                    }
                 }
-            }
-            if context.phase == Phase::Verify {
-                let w = if weights.is_empty() { &[][..] } else { &weights[a * k..b * k] };
-                if goes_on || b == n {
-                    self.wait(step_id, layer, slice, a..b, &ids[a * k..b * k], w)?;
-                } else {
-                    self.run(context, layer, &slice.row[a..b], &slice.draft[a..b], &ids[a * k..b * k + PADDING], w)?;
+                Phase::Verify => {
+                    let (row, draft) = (&slice.row[a..b], &slice.draft[a..b]);
+                    if goes_on || b == n {
+                        let weights = if weights.is_empty() { weights } else { &weights[a * k..b * k] };
+                        self.wait(step_id, layer, slice, a..b, &ids[a * k..b * k], weights)?;
+                    } else if !drafts || !draft.contains(&true) {
+                        self.queue(at, layer, row, a)?;
+                    } else {
+                        // Rows of both kinds: the window is put together by itself, behind those that wait.
+                        if draft.contains(&false) {
+                            self.deliver(ids, weights)?;
+                        }
+                        let weights = if weights.is_empty() { weights } else { &weights[a * k..b * k] };
+                        self.run(self.contexts[at], layer, row, draft, &ids[a * k..b * k + PADDING], weights)?;
+                    }
                 }
+                Phase::Prefill | Phase::Decode => {}
             }
             a = b;
         }
@@ -274,16 +241,56 @@ impl<'a, S: WindowSink> UnitPass<'a, S> {
         self.window(context, layer, &target.row, &target.ids, &target.weights)
     }
 
-    /// One window of the target. `ids` has `PADDING` values behind its rows.
-    fn window(&mut self, context: Context, layer: u16, row: &[u16], ids: &[u16], weights: &[f32]) -> Result<(), AnalysisError> {
+    /// The slot of the target's window of these rows; `None` when it is not regular.
+    fn slot(&mut self, context: Context, layer: u16, row: &[u16]) -> Result<Option<usize>, AnalysisError> {
         let (plan, rows) = (self.plan, row.len());
         let slot = plan.slot(layer).ok_or_else(|| unlisted(context, layer))?;
-        let in_order = row.iter().enumerate().all(|(i, &r)| usize::from(r) == i);
-        if !in_order || (rows != context.rows && !(plan.kept_rows_only && rows < context.rows)) {
-            self.sink.irregular(Irregular::one(context.step_id, layer, rows, context.rows));
-            return Ok(());
+        if is_regular(plan, &context, row) {
+            return Ok(Some(slot));
         }
-        self.sink.window(plan, Window { context, layer, slot, rows, accepted: context.accepted.min(rows - 1), ids, weights })
+        self.sink.irregular(Irregular::one(context.step_id, layer, rows, context.rows));
+        Ok(None)
+    }
+
+    /// Queues the target's window of these rows, which begin at row `from` of the slice; `at` is its place in `contexts`.
+    fn queue(&mut self, at: usize, layer: u16, row: &[u16], from: usize) -> Result<(), AnalysisError> {
+        let slot = match self.plan.slot(layer) {
+            Some(slot) if is_regular(self.plan, &self.contexts[at], row) => Some(slot),
+            _ => self.slot(self.contexts[at], layer, row)?,
+        };
+        if let Some(slot) = slot {
+            self.queues[slot].push(Queued { context: at, from, rows: row.len() });
+        }
+        Ok(())
+    }
+
+    /// Hands the queued windows to the sink. `ids` and `weights` are the slice's.
+    fn deliver(&mut self, ids: &[u16], weights: &[f32]) -> Result<(), AnalysisError> {
+        let Self { plan, sink, queues, contexts, .. } = self;
+        let k = plan.k;
+        for (slot, queue) in queues.iter_mut().enumerate() {
+            let layer = plan.layers[slot];
+            let window = |(i, &Queued { context, from, rows }): (usize, &Queued)| {
+                // A layer's windows are too far apart for the hardware to see what comes next.
+                if let Some(next) = queue.get(i + PREFETCHED) {
+                    prefetch(ids, next.from * k);
+                }
+                let context = contexts[context];
+                let weights = if weights.is_empty() { weights } else { &weights[from * k..(from + rows) * k] };
+                let ids = &ids[from * k..(from + rows) * k + PADDING];
+                Window { context, layer, slot, rows, accepted: context.accepted.min(rows - 1), ids, weights }
+            };
+            sink.windows(plan, queue.iter().enumerate().map(window))?;
+            queue.clear();
+        }
+        Ok(())
+    }
+
+    /// One window of the target. `ids` has `PADDING` values behind its rows.
+    fn window(&mut self, context: Context, layer: u16, row: &[u16], ids: &[u16], weights: &[f32]) -> Result<(), AnalysisError> {
+        let Some(slot) = self.slot(context, layer, row)? else { return Ok(()) };
+        let rows = row.len();
+        self.sink.window(self.plan, Window { context, layer, slot, rows, accepted: context.accepted.min(rows - 1), ids, weights })
     }
 
     /// The sink, and the index of the last step, after the last window.
@@ -296,13 +303,21 @@ impl<'a, S: WindowSink> UnitPass<'a, S> {
     }
 }
 
-/// A row of a layer that the manifest does not know.
-pub fn unlisted(context: Context, layer: u16) -> AnalysisError {
-    let reason = "the manifest does not list it as a routed layer of the target".into();
-    AnalysisError::Routes { step: context.step_id, layer, reason }
+/// Whether the rows are those of a window of that step.
+fn is_regular(plan: &Plan<'_>, context: &Context, row: &[u16]) -> bool {
+    let in_order = row.iter().enumerate().all(|(i, &r)| usize::from(r) == i);
+    in_order && (row.len() == context.rows || (plan.kept_rows_only && row.len() < context.rows))
 }
 
-/// An expert that the manifest does not know.
-pub fn outside(context: Context, layer: u16, experts: usize) -> AnalysisError {
-    AnalysisError::Routes { step: context.step_id, layer, reason: format!("an expert id is not below {experts}") }
+/// Asks for the cache line of `ids[at]`.
+#[inline]
+fn prefetch(ids: &[u16], at: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(id) = ids.get(at) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint about a place that is there; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(id).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (ids, at);
 }

@@ -1,7 +1,7 @@
 //! Everything that limits a report's numbers, each with a stable code and one sentence.
 
 use super::Input;
-use super::counts::MAX_PAIR_ROWS;
+use super::overlap::MAX_PAIR_ROWS;
 use super::pass::{PassCounts, Plan};
 use crate::metric::advice::Advice;
 use crate::metric::report::Report;

@@ -146,6 +146,9 @@ impl Runs {
     }
 }
 
+/// Widest indices that are unpacked in groups of eight.
+const GROUPED_WIDTH: u32 = 16;
+
 /// Looks up packed indices `first`... of `packed` in `table`.
 fn unpack<T: Copy>(packed: &[u8], width: u32, first: usize, table: &[T], out: &mut [T]) -> Option<()> {
     // Up to the next group of eight, which begins on a byte.
@@ -169,8 +172,10 @@ fn unpack<T: Copy>(packed: &[u8], width: u32, first: usize, table: &[T], out: &m
     one_by_one(packed, width, first + head + groups * 8, table, end)
 }
 
-/// Groups of eight indices of `W` bits: `W` bytes each.
+/// Groups of eight indices of `W` bits: `W` bytes each. The table must have an entry for every index of that width.
 fn by_eight<T: Copy, const W: usize>(packed: &[u8], table: &[T], out: &mut [T]) -> Option<()> {
+    // Of this very length, no index that the mask lets through needs a check.
+    let table = table.get(..1 << W)?;
     // The last of eight begins at byte 7 * 16 / 8 = 14 at most and is loaded as four bytes.
     const LOADED: usize = 18;
     let mask = (1usize << W) - 1;
@@ -189,7 +194,7 @@ fn by_eight<T: Copy, const W: usize>(packed: &[u8], table: &[T], out: &mut [T]) 
             let bit = j * W;
             let byte = bit / 8;
             let word = u32::from_le_bytes([bytes[byte], bytes[byte + 1], bytes[byte + 2], bytes[byte + 3]]);
-            *out = *table.get((word >> (bit % 8)) as usize & mask)?;
+            *out = table[(word >> (bit % 8)) as usize & mask];
         }
     }
     Some(())
@@ -304,6 +309,12 @@ impl<T: Value> Pages<T> {
                 let width = u32::from(*bytes.get(at).ok_or_else(|| broken("an empty page"))?);
                 if width > 32 {
                     return Err(broken("an index of more than 32 bits"));
+                }
+                // Room for every index of a page that is unpacked in groups; what is beyond the dictionary comes out as bad.
+                let indices = if width <= GROUPED_WIDTH { 1usize << width } else { 0 };
+                if self.table.len() < indices {
+                    self.table.resize(indices, T::BAD);
+                    self.has_bad = true;
                 }
                 Cursor::Indices(Runs::new(width, at + 1))
             }

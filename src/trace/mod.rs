@@ -14,6 +14,7 @@ pub mod expert_set;
 pub mod kernel;
 mod kernel_columns;
 pub mod kernel_table;
+mod mailbox;
 pub mod manifest;
 mod output;
 mod part_file;

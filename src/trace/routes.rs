@@ -13,8 +13,8 @@ use parquet::file::statistics::Statistics;
 use std::fs::File;
 use std::sync::Arc;
 
-/// Rows of a batch...
-pub const BATCH_ROWS: usize = 65_536;
+/// Rows of a batch: as many as the caches hold the ids of, in columns and in rows...
+pub const BATCH_ROWS: usize = 16_384;
 /// ...unless they have more ids than this.
 const BATCH_IDS: usize = 1 << 20;
 /// Row groups are put together into units of at least this many rows: less is not worth a thread's while.
@@ -383,7 +383,8 @@ impl Modules {
 fn fill_from_pages<T: Value>(pages: &mut Pages<T>, part: &PartHandle, rows: usize, out: &mut Vec<T>) -> Result<Option<usize>, TraceError> {
     out.resize(rows, T::BAD);
     guarded(&part.path, || pages.fill(out))?;
-    Ok(pages.has_bad.then(|| out.iter().position(|&value| value == T::BAD)).flatten())
+    let bad = pages.has_bad && out.contains(&T::BAD);
+    Ok(bad.then(|| out.iter().position(|&value| value == T::BAD)).flatten())
 }
 
 /// Reads up to `rows` values of a column without lists; fewer when there is a null.

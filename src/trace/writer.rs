@@ -8,6 +8,7 @@ use super::claim::{self, Claim};
 use super::columns::{RequestColumns, RouteColumns, StepColumns, TelemetryColumns};
 use super::event::StepEvent;
 use super::kernel_columns::KernelColumns;
+use super::mailbox::Mailbox;
 use super::manifest::Manifest;
 use super::parts::{Table, io_error};
 use super::telemetry::TelemetrySample;
@@ -19,7 +20,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -60,7 +60,7 @@ pub const RECORDING: &str = "recording";
 pub struct TraceWriter {
     dir: PathBuf,
     facts: Manifest,
-    sender: SyncSender<Message>,
+    mailbox: Arc<Mailbox<Message>>,
     thread: Option<JoinHandle<Result<Option<Manifest>, TraceError>>>,
     shared: Arc<Shared>,
     last_step: Option<u32>,
@@ -70,12 +70,12 @@ pub struct TraceWriter {
 
 /// Puts samples of the machine's state into a trace that is being written.
 #[derive(Debug, Clone)]
-pub struct TelemetrySink(SyncSender<Message>);
+pub struct TelemetrySink(Arc<Mailbox<Message>>);
 
 impl TelemetrySink {
     /// Hands a sample over if there is room for it.
     pub fn offer(&self, sample: TelemetrySample) {
-        let _ = self.0.try_send(Message::Telemetry(Box::new(sample)));
+        self.0.offer(Message::Telemetry(Box::new(sample)));
     }
 }
 
@@ -87,6 +87,7 @@ struct Shared {
     failure: Mutex<Option<TraceError>>,
 }
 
+#[derive(Debug)]
 enum Message {
     Step(Box<StepEvent>),
     Kernels(u32, Vec<KernelEvent>),
@@ -106,15 +107,15 @@ impl TraceWriter {
     pub fn create(dir: &Path, facts: Manifest, options: &WriterOptions) -> Result<Self, TraceError> {
         let shared = Arc::new(Shared::default());
         let store = Store::create(dir, &facts, options, Arc::clone(&shared))?;
-        let (sender, receiver) = sync_channel(options.queue.max(1));
-        let interval = options.flush_interval;
-        let run = move || store.run(&receiver, interval);
+        let mailbox = Arc::new(Mailbox::new(options.queue));
+        let (inbox, interval) = (Arc::clone(&mailbox), options.flush_interval);
+        let run = move || store.run(&inbox, interval);
         let thread =
             std::thread::Builder::new().name("trace-writer".into()).spawn(run).map_err(io_error(dir, "start the writer thread"))?;
         Ok(Self {
             dir: dir.to_owned(),
             facts,
-            sender,
+            mailbox,
             thread: Some(thread),
             shared,
             last_step: None,
@@ -135,7 +136,7 @@ impl TraceWriter {
 
     /// Where a sampler of the machine's state puts its samples.
     pub fn telemetry(&self) -> TelemetrySink {
-        TelemetrySink(self.sender.clone())
+        TelemetrySink(Arc::clone(&self.mailbox))
     }
 
     /// Writes what is left and the last manifest, which it returns. What the trace replaces is gone then, whatever it holds.
@@ -145,7 +146,7 @@ impl TraceWriter {
     pub fn finish(mut self, ending: Ending) -> Result<Manifest, TraceError> {
         let facts = Box::new(self.facts.clone());
         // A closed queue means that the thread has failed: its result says why.
-        let _ = self.sender.send(Message::Finish(facts, ending));
+        let _ = self.mailbox.post_urgent(Message::Finish(facts, ending));
         let gone = self.gone();
         self.join()?.ok_or(gone)
     }
@@ -157,7 +158,7 @@ impl TraceWriter {
     /// As [`TraceWriter::finish`].
     pub fn abandon(mut self, reason: String) -> Result<Option<Manifest>, TraceError> {
         let facts = Box::new(self.facts.clone());
-        let _ = self.sender.send(Message::Abandon(facts, reason));
+        let _ = self.mailbox.post_urgent(Message::Abandon(facts, reason));
         self.join()
     }
 
@@ -173,19 +174,11 @@ impl TraceWriter {
     }
 
     fn send(&mut self, message: Message) -> Result<(), TraceError> {
-        let sent = match self.sender.try_send(message) {
-            Err(TrySendError::Full(message)) => {
-                let begin = Instant::now();
-                let sent = self.sender.send(message).is_ok();
+        if let Ok(waited) = self.mailbox.post(message) {
+            if let Some(waited) = waited {
                 self.shared.waits.fetch_add(1, Ordering::Relaxed);
-                let waited = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                self.shared.wait_ns.fetch_add(waited, Ordering::Relaxed);
-                sent
+                self.shared.wait_ns.fetch_add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
             }
-            Err(TrySendError::Disconnected(_)) => false,
-            Ok(()) => true,
-        };
-        if sent {
             return Ok(());
         }
         let failure = self.shared.failure.lock().ok().and_then(|failure| failure.as_ref().map(copy_of));
@@ -268,7 +261,8 @@ impl Probe for TraceWriter {
 impl Drop for TraceWriter {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            let _ = self.sender.send(Message::Abandon(Box::new(self.facts.clone()), "the recorder ended without closing the trace".into()));
+            let abandon = Message::Abandon(Box::new(self.facts.clone()), "the recorder ended without closing the trace".into());
+            let _ = self.mailbox.post_urgent(abandon);
             let _ = self.join();
         }
     }
@@ -328,38 +322,38 @@ impl Store {
         Ok(Self { dir: dir.to_owned(), manifest, requests, steps, routes, kernels, telemetry, hasher, shared, claim, has_steps: false })
     }
 
-    fn run(mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
-        self.receive(queue, interval).inspect_err(|error| self.fail(error))
+    fn run(mut self, inbox: &Mailbox<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
+        let _receiving = inbox.receiving();
+        self.receive(inbox, interval).inspect_err(|error| self.fail(error))
     }
 
-    fn receive(&mut self, queue: &Receiver<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
+    fn receive(&mut self, inbox: &Mailbox<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
         // When the oldest uncommitted event has to be on disk.
         let mut due: Option<Instant> = None;
+        let mut messages = Vec::new();
         loop {
-            let message = match due {
-                Some(due) => queue.recv_timeout(due.saturating_duration_since(Instant::now())),
-                None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match message {
-                Ok(Message::Step(step)) => {
-                    self.has_steps = true;
-                    self.hasher.add(step.request_id, &step.emitted_tokens);
-                    self.steps.pending.push(&step);
-                    self.routes.pending.push(step.step_id, &step.routes);
+            inbox.collect(&mut messages, due);
+            for message in messages.drain(..) {
+                due.get_or_insert_with(|| Instant::now() + interval);
+                match message {
+                    Message::Step(step) => {
+                        self.has_steps = true;
+                        self.hasher.add(step.request_id, &step.emitted_tokens);
+                        self.steps.pending.push(&step);
+                        self.routes.pending.push(step.step_id, &step.routes);
+                    }
+                    Message::Kernels(step_id, kernels) => self.kernels.pending.push(step_id, kernels),
+                    Message::Request(request) => self.requests.pending.push(*request),
+                    Message::Telemetry(sample) => self.telemetry.pending.push(*sample),
+                    Message::Finish(facts, ending) => return self.finish(*facts, ending).map(Some),
+                    Message::Abandon(facts, reason) => return self.abandon(*facts, reason),
                 }
-                Ok(Message::Kernels(step_id, kernels)) => self.kernels.pending.push(step_id, kernels),
-                Ok(Message::Request(request)) => self.requests.pending.push(*request),
-                Ok(Message::Telemetry(sample)) => self.telemetry.pending.push(*sample),
-                Ok(Message::Finish(facts, ending)) => return self.finish(*facts, ending).map(Some),
-                Ok(Message::Abandon(facts, reason)) => return self.abandon(*facts, reason),
-                Err(RecvTimeoutError::Disconnected) => {
-                    let facts = self.manifest.clone();
-                    return self.abandon(facts, "the recorder ended without closing the trace".into());
+                if self.routes.is_full() || self.kernels.is_full() {
+                    self.commit(false)?;
+                    due = None;
                 }
-                Err(RecvTimeoutError::Timeout) => {}
             }
-            let due_at = *due.get_or_insert_with(|| Instant::now() + interval);
-            if self.routes.is_full() || self.kernels.is_full() || Instant::now() >= due_at {
+            if due.is_some_and(|due| Instant::now() >= due) {
                 self.commit(false)?;
                 due = None;
             }

@@ -9,7 +9,7 @@ mod spread;
 use super::counts::LoadCounts;
 use super::pass::{self, Plan};
 use super::trace_source;
-use super::unit::{Window, WindowSink, outside};
+use super::window::{Window, WindowSink, outside};
 use super::{AnalysisError, Input};
 use crate::metric::parallel::{Balanced, ExpertParallel, ParallelLayer, ParallelStats};
 use crate::trace::Trace;
