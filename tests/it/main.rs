@@ -1,6 +1,7 @@
 //! All integration tests: one binary, a module for each subject.
 
 mod advise;
+mod browser;
 mod checkpoint;
 mod dependencies;
 mod diff;

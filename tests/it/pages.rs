@@ -14,13 +14,13 @@ use tempfile::TempDir;
 
 const HOSTILE: &str = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&amp;{{ 7 * 7 }}`|";
 
-fn report(trace: &Path, args: &[&str]) -> String {
+pub fn report(trace: &Path, args: &[&str]) -> String {
     let mut command = Command::cargo_bin("specprof").unwrap();
     command.arg("report").arg(trace).args(args).env("COLUMNS", "100").env("LC_ALL", "C.UTF-8");
     String::from_utf8(command.assert().success().stderr("").get_output().stdout.clone()).unwrap()
 }
 
-fn written(synth: &Synth, name: &str) -> (TempDir, PathBuf) {
+pub fn written(synth: &Synth, name: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join(name);
     synth.write(&trace).unwrap();
@@ -28,7 +28,7 @@ fn written(synth: &Synth, name: &str) -> (TempDir, PathBuf) {
 }
 
 /// A trace whose every free word wants to be markup.
-fn hostile() -> (TempDir, PathBuf) {
+pub fn hostile() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("<b onmouseover=alert(3)>&\"'");
     let synth = small();
