@@ -6,7 +6,7 @@ mod summary;
 use super::exit::Failure;
 use super::ui::Ui;
 use crate::engine::presets::{PRESETS, Preset};
-use crate::engine::{Checkpoint, builtin};
+use crate::engine::{Checkpoint, DsparkCheckpoint, builtin, dspark, golden};
 use std::path::{Path, PathBuf};
 use summary::Summary;
 
@@ -20,6 +20,7 @@ Examples:
   specprof model ling-3.0-flash-fp4 --context 32768 --rows 2-9
   specprof model ./Ling-3.0-tiny --json
   specprof model CHECKPOINT --golden golden.safetensors
+  specprof model DRAFTER --target CHECKPOINT --golden golden.safetensors
 
 The forecast is a model of bytes, not a measurement; `specprof model MODEL --json` lists what it takes for granted."
 )]
@@ -50,8 +51,8 @@ struct GoldenArgs {
     /// Where to run it
     #[arg(long, value_enum, requires = "golden", default_value_t = GoldenBackend::Cpu, help_heading = "Golden set")]
     backend: GoldenBackend,
-    /// The target of a drafter's checkpoint
-    #[arg(long, value_name = "DIR", requires = "golden", hide = true)]
+    /// The target, when MODEL is a DSpark drafter's checkpoint
+    #[arg(long, value_name = "DIR", requires = "golden", help_heading = "Golden set")]
     target: Option<PathBuf>,
 }
 
@@ -87,10 +88,17 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
         let text = "--backend cuda: there is no CUDA backend in this build; run the comparison with --backend cpu";
         return Err(Failure::Environment(text.into()));
     }
-    if args.golden.target.is_some() {
-        return Err(Failure::Input("--target: drafters that need a target are not in this build; leave it out".into()));
-    }
-    super::golden::run(&open(&args.model)?, file, args.json, ui)
+    let report = match &args.golden.target {
+        None => {
+            let model = open(&args.model)?;
+            golden::compare(&model.config, &model.weights, file)?
+        }
+        Some(target) => {
+            let target = open(target)?;
+            dspark::golden::compare(&DsparkCheckpoint::open(&args.model, &target.config)?, &target, file)?
+        }
+    };
+    super::golden::show(&report, file, args.json, ui)
 }
 
 /// Opens a checkpoint; a name that is neither folder nor preset is told what names there are.
