@@ -85,7 +85,7 @@ impl Keys {
             return Ok(());
         }
         let wanted = match found.as_str().is_some_and(|name| super::dspark::ARCHITECTURES.contains(&name)) {
-            true => "as a model; it is a drafter: name it with --draft-model beside its target".to_owned(),
+            true => "it is a drafter: name its target as the model, and the drafter with --draft-model".to_owned(),
             false => format!("use a checkpoint of {ARCHITECTURE} (Ling 3.0)"),
         };
         Err(self.unsupported("architectures[0]", found, wanted))

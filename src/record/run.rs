@@ -4,6 +4,7 @@ use super::bandwidth::copy_gb_per_s;
 use super::facts::run_facts;
 use super::{Plan, RecordError};
 use crate::engine::clock::Clock;
+use crate::engine::drafter::DraftKind;
 use crate::engine::speculate::{Request, Speculator};
 use crate::trace::manifest::Warning;
 use crate::trace::telemetry::{HostSampler, SAMPLE_INTERVAL};
@@ -261,6 +262,11 @@ fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {
     if made < wanted && !totals.interrupted {
         let message = format!("{made} of {wanted} baseline steps were made: the requests were too short for more");
         warnings.push(Warning::new("baseline_short", message));
+    }
+    if plan.options.draft == DraftKind::Dspark {
+        let message = "a block of this drafter costs the same however many of its drafts are verified: advice on other draft lengths, \
+                       which spreads drafting evenly over the drafts, is too kind to short ones";
+        warnings.push(Warning::new("block_drafter", message));
     }
     if totals.short_windows > 0 {
         let message = format!("{} windows have fewer drafts because the model's context ended", totals.short_windows);

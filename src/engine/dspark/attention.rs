@@ -147,3 +147,94 @@ fn normed_and_rotated(raw: &[f32], (weight, heads): (&[f32], usize), config: &Ds
         out.chunks_exact_mut(config.head_dim).for_each(|head| rope.rotate_halves(row, head));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::matrix::Matrix;
+
+    struct Seed(u32);
+
+    impl Seed {
+        fn vector(&mut self, n: usize) -> Vec<f32> {
+            let mut next = || {
+                self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (self.0 >> 8) as f32 / (1 << 23) as f32 - 1.0
+            };
+            (0..n).map(|_| next()).collect()
+        }
+
+        fn matrix(&mut self, rows: usize, cols: usize) -> (Matrix, Vec<f32>) {
+            let values = self.vector(rows * cols);
+            (Matrix::from_f32(rows, cols, &values).unwrap(), values)
+        }
+    }
+
+    /// Row `row` of `x W^T` in f64.
+    fn product(w: &[f32], x: &[f32]) -> Vec<f64> {
+        w.chunks(x.len()).map(|w| w.iter().zip(x).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()).collect()
+    }
+
+    /// One head, normed and rotated in f64.
+    fn head(x: &[f64], weight: &[f32], position: usize, theta: f64) -> Vec<f64> {
+        let (size, half) = (x.len(), x.len() / 2);
+        let scale = 1.0 / (x.iter().map(|v| v * v).sum::<f64>() / size as f64 + 1e-6).sqrt();
+        let n: Vec<f64> = x.iter().zip(weight).map(|(v, w)| v * scale * f64::from(*w)).collect();
+        let turned = |i: usize| {
+            let (sin, cos) = (position as f64 * theta.powf(-2.0 * (i % half) as f64 / size as f64)).sin_cos();
+            if i < half { n[i] * cos - n[i + half] * sin } else { n[i] * cos + n[i - half] * sin }
+        };
+        (0..size).map(turned).collect()
+    }
+
+    /// Grouped heads, a context whose rows come without the block's own, causal blocks and others, beside sums in f64.
+    #[test]
+    fn attention_is_the_formula() {
+        let (hidden, heads, kv_heads, size, context, rows) = (12, 6, 2, 8, 5, 4);
+        let json = serde_json::json!({
+            "architectures": ["LingDSparkModel"], "num_hidden_layers": 1, "hidden_size": hidden, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": size, "intermediate_size": 4, "vocab_size": 9, "rope_theta": 100.0,
+            "block_size": rows, "mask_token_id": 8, "target_layer_ids": [0], "markov_rank": 0
+        });
+        let (mut config, _) = DsparkConfig::parse(std::path::Path::new("c"), json.to_string().as_bytes()).unwrap();
+        let mut seed = Seed(3);
+        let ((q, q_), (k, k_), (v, v_)) = (seed.matrix(48, hidden), seed.matrix(16, hidden), seed.matrix(16, hidden));
+        let (out, out_) = seed.matrix(hidden, 48);
+        let w = BlockAttention { q, k, v, out, q_norm: seed.vector(size), k_norm: seed.vector(size) };
+        let x = seed.vector((context + rows) * hidden);
+        for causal in [false, true] {
+            config.causal = causal;
+            let (mut cache, mut s, mut rope) = (KvCache::default(), AttentionScratch::default(), Rope::new(size, config.rope_theta));
+            // The context in two pieces.
+            for (from, to) in [(0, 2), (2, context), (context, context + rows)] {
+                rope.prepare(from, to - from);
+                cache.append(&w, &config, &rope, &x[from * hidden..to * hidden], &mut s).unwrap();
+            }
+            let block = &x[context * hidden..];
+            let mut got = vec![0.0; rows * hidden];
+            cache.attend(&w, &config, &rope, block, &mut got, &mut s).unwrap();
+            for row in 0..rows {
+                let query = product(&q_, &block[row * hidden..][..hidden]);
+                let seen = if causal { context + row + 1 } else { context + rows };
+                let mut mixed = Vec::new();
+                for h in 0..heads {
+                    let own = head(&query[h * size..][..size], &w.q_norm, context + row, config.rope_theta);
+                    let at = h / 3 * size;
+                    let pairs: Vec<(f64, Vec<f64>)> = (0..seen)
+                        .map(|t| {
+                            let (keys, values) = (product(&k_, &x[t * hidden..][..hidden]), product(&v_, &x[t * hidden..][..hidden]));
+                            let key = head(&keys[at..][..size], &w.k_norm, t, config.rope_theta);
+                            let score: f64 = own.iter().zip(&key).map(|(a, b)| a * b).sum();
+                            ((score / (size as f64).sqrt()).exp(), values[at..][..size].to_vec())
+                        })
+                        .collect();
+                    let total: f64 = pairs.iter().map(|(e, _)| e).sum();
+                    mixed.extend((0..size).map(|i| pairs.iter().map(|(e, v)| e / total * v[i]).sum::<f64>() as f32));
+                }
+                for (got, want) in got[row * hidden..][..hidden].iter().zip(product(&out_, &mixed)) {
+                    assert!((f64::from(*got) - want).abs() < 2e-5, "row {row}, causal {causal}: {got} {want}");
+                }
+            }
+        }
+    }
+}
