@@ -1,5 +1,6 @@
 //! `specprof model`: what a checkpoint or a preset consists of, whether it fits, and what its verify steps would read.
 
+mod drafter;
 mod render;
 mod summary;
 
@@ -19,6 +20,7 @@ Examples:
   specprof model ling-3.0-flash
   specprof model ling-3.0-flash-fp4 --context 32768 --rows 2-9
   specprof model ./Ling-3.0-tiny --json
+  specprof model ./Ling-3.0-flash-dspark --target ./Ling-3.0-flash
   specprof model CHECKPOINT --golden golden.safetensors
   specprof model DRAFTER --target CHECKPOINT --golden golden.safetensors
 
@@ -38,6 +40,9 @@ pub struct Args {
     /// Write JSON instead of tables
     #[arg(long)]
     json: bool,
+    /// The target, when MODEL is a DSpark drafter's checkpoint
+    #[arg(long, value_name = "DIR|demo")]
+    target: Option<PathBuf>,
     #[command(flatten)]
     golden: GoldenArgs,
 }
@@ -51,9 +56,6 @@ struct GoldenArgs {
     /// Where to run it
     #[arg(long, value_enum, requires = "golden", default_value_t = GoldenBackend::Cpu, help_heading = "Golden set")]
     backend: GoldenBackend,
-    /// The target, when MODEL is a DSpark drafter's checkpoint
-    #[arg(long, value_name = "DIR", requires = "golden", help_heading = "Golden set")]
-    target: Option<PathBuf>,
 }
 
 /// `--backend`.
@@ -70,16 +72,23 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if let Some(file) = &args.golden.golden {
         return compare(args, file, ui);
     }
+    if let Some(target) = &args.target {
+        let drafter = drafter::Summary::of(&DsparkCheckpoint::open(&args.model, &open(target)?.config)?);
+        return match args.json {
+            true => ui.result(&json(&drafter)?),
+            false => ui.result(&drafter.text(ui.width(), ui.color())),
+        };
+    }
     let summary = match args.model.to_str().and_then(Preset::find) {
         Some(preset) => Summary::of_preset(&preset, args.context as usize, &args.rows.0)?,
         None => Summary::of_checkpoint(&open(&args.model)?, args.context as usize, &args.rows.0),
     };
-    if args.json {
-        let text = serde_json::to_string_pretty(&summary).map_err(|e| Failure::Environment(format!("cannot write JSON: {e}")))?;
-        ui.result(&format!("{text}\n"))
-    } else {
-        ui.result(&render::text(&summary, ui.width(), ui.color()))
-    }
+    if args.json { ui.result(&json(&summary)?) } else { ui.result(&render::text(&summary, ui.width(), ui.color())) }
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::Environment(format!("cannot write JSON: {e}")))?;
+    Ok(text + "\n")
 }
 
 /// `--golden`: refusals first, so that nothing large is opened for nothing.
@@ -88,7 +97,7 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
         let text = "--backend cuda: there is no CUDA backend in this build; run the comparison with --backend cpu";
         return Err(Failure::Environment(text.into()));
     }
-    let report = match &args.golden.target {
+    let report = match &args.target {
         None => {
             let model = open(&args.model)?;
             golden::compare(&model.config, &model.weights, file)?

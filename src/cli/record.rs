@@ -38,10 +38,10 @@ pub struct Args {
     backend: Backend,
 
     /// Who drafts: the model's MTP block, a DSpark drafter, a lookup in the text so far, or nobody
-    #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, help_heading = "Drafting")]
+    #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, display_order = 0, help_heading = "Drafting")]
     draft: Draft,
     /// Drafts per verify step, 1 to 15 [default: 3, or all of a DSpark drafter's block]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), help_heading = "Drafting")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), display_order = 0, help_heading = "Drafting")]
     draft_len: Option<u16>,
 
     /// Prompt tokens per prefill step
@@ -49,7 +49,7 @@ pub struct Args {
     prefill_chunk: u16,
 
     /// Sampling temperature, 0 = greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, display_order = 0, help_heading = "Sampling")]
     temperature: f64,
 
     /// Directory of the trace [default: traces/MODEL-DRAFTER-N, the first N that is free]

@@ -202,7 +202,10 @@ fn check_drafter(drafter: Option<&DsparkCheckpoint>, options: &Options) -> Resul
     };
     let most = drafter.config.drafts();
     if options.draft_len > most {
-        return refuse(format!("draft length {} is more than the {most} drafts of a block of {}", options.draft_len, drafter.name));
+        return refuse(format!(
+            "draft length {} is more than the {most} drafts of a block of {}; give {most} or less",
+            options.draft_len, drafter.name
+        ));
     }
     if options.min_survival > 0.0 && drafter.weights.confidence.is_none() {
         return refuse(format!("{} has no confidence head; leave --draft-confidence out", drafter.name));

@@ -293,5 +293,21 @@ fn the_command_reports_and_gates() {
     let (code, _, stderr) = run(&drafter_dir("prefixed"), "nano", &["--golden", other.to_str().unwrap()]);
     assert_eq!((code, stderr.lines().count()), (Some(2), 1), "{stderr}");
     assert!(stderr.contains("is it the drafter of this set?"), "{stderr}");
-    assert_eq!(run(&drafter_dir("correlated"), "spec", &[]).0, Some(2));
+
+    // Without one, what the drafter consists of.
+    let (code, stdout, _) = run(&drafter_dir("prefixed"), "nano", &[]);
+    assert!(code == Some(0) && stdout.contains("a block of 6 rows makes 6 drafts"), "{stdout}");
+    assert!(stdout.contains("tapped layers 0, 2, 4") && stdout.contains("Markov head"), "{stdout}");
+    let (code, stdout, _) = run(&drafter_dir("x_noanchor"), "nano", &["--json"]);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(
+        (code, &json["drafts"], &json["target_layer_ids"], &json["mask_token_id"]),
+        (Some(0), &json!(4), &json!([1, 3, 4]), &json!(307))
+    );
+    let parts = json["components"].as_array().unwrap();
+    let total: u64 = parts.iter().map(|part| part["parameters"].as_u64().unwrap()).sum();
+    assert_eq!(json["total_parameters"], total);
+    // What is stored, less the frozen copies, of which this set has none.
+    let stored: usize = read_all(&drafter_dir("x_noanchor")).values().map(|(shape, ..)| shape.iter().product::<usize>()).sum();
+    assert_eq!(total as usize, stored);
 }

@@ -313,3 +313,60 @@ fn a_recording_has_probability_and_confidence_of_every_draft() {
     let kernels = whole.kernels().unwrap();
     assert!(kernels.iter().any(|(_, k)| k.name == "cpu.draft.commit") && kernels.iter().any(|(_, k)| k.name == "cpu.draft.head"));
 }
+
+/// A confidence head that sees the block's row alone.
+#[test]
+fn confidence_without_markov_features_is_the_row_s() {
+    let dir = changed("correlated", |config, tensors| {
+        config["confidence_head_with_markov"] = json!(false);
+        let proj = tensors.get_mut("confidence_head.proj.weight").unwrap();
+        proj.0 = vec![1, 64];
+        proj.1.truncate(128);
+    });
+    let drafter = DsparkCheckpoint::open(dir.path(), &SPEC.config).unwrap();
+    let head = drafter.weights.confidence.as_ref().unwrap();
+    let mut dspark = Dspark::new(&drafter, &SPEC.config, &SPEC.weights);
+    let hidden = dspark.block(5, 0..4, &mut NoTap).unwrap().hidden.to_vec();
+    for (draft, row) in hidden.chunks(64).enumerate() {
+        let want: f64 = row.iter().zip(&head.proj).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() + f64::from(head.bias);
+        for previous in [5, 6] {
+            let got = dspark.correct(draft, draft, previous).unwrap().confidence_logit.unwrap();
+            assert!((f64::from(got) - want).abs() < 1e-4, "draft {draft}: {got} {want}");
+        }
+    }
+    let error = dspark.correct(0, 0, 320).unwrap_err().to_string();
+    assert!(error.contains("320"), "{error}");
+}
+
+/// A grid with a drafter of its own: every recording has the same tokens, and the error of a length beyond the block says so.
+#[test]
+fn a_sweep_takes_the_drafter() {
+    let parent = tempfile::tempdir().unwrap();
+    let prompts = parent.path().join("prompts.jsonl");
+    std::fs::write(&prompts, "{\"token_ids\": [1, 2, 3, 4, 5, 6, 7]}\n").unwrap();
+    let sweep = |lengths: &str, out: &Path| {
+        let mut command = assert_cmd::Command::cargo_bin("specprof").unwrap();
+        command.args([
+            "sweep",
+            "--draft",
+            "dspark,none",
+            "--max-new-tokens",
+            "16",
+            "--ignore-eos",
+            "-q",
+            "--json",
+            "--draft-confidence",
+            "0.3",
+        ]);
+        command.args(["--draft-len", lengths, "--model"]).arg(crate::dspark::goldens().join("spec/checkpoint"));
+        command.arg("--draft-model").arg(drafter_dir("correlated")).arg("--prompts").arg(&prompts).arg("--out").arg(out);
+        command.output().unwrap()
+    };
+    let out = parent.path().join("sweep");
+    assert!(sweep("1,4", &out).status.success());
+    let hash = |cell: &str| Trace::open(&out.join(cell)).unwrap().manifest().token_hash.clone().unwrap();
+    assert_eq!([hash("dspark-1-t0"), hash("dspark-4-t0")], [hash("none-0-t0"), hash("none-0-t0")]);
+    let beyond = sweep("5", &parent.path().join("beyond"));
+    let stderr = String::from_utf8(beyond.stderr).unwrap();
+    assert!(beyond.status.code() == Some(2) && stderr.contains("give 4 or less"), "{stderr}");
+}

@@ -9,13 +9,10 @@
 //! the drafts before, never of draft i itself: whether draft i is verified is decided before it is drawn, and what comes out
 //! stays distributed as plain sampling.
 
-use super::{Drafter, Drafts, EngineError, MAX_DRAFT_LEN, RouteTap, Sampler};
+use super::{Drafter, Drafts, EngineError, MAX_WAITING, RouteTap, Sampler};
 use crate::engine::NoTap;
 use crate::engine::dspark::Dspark;
 use crate::trace::{Component, Module};
-
-/// Observed rows that may wait for the next proposal; longer runs are injected at once, since their numbers would fill the memory.
-const MAX_WAITING: usize = MAX_DRAFT_LEN + 1;
 
 /// The DSpark drafter of one request at a time.
 #[derive(Debug)]

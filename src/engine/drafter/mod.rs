@@ -20,6 +20,10 @@ use super::{EngineError, ModelConfig, ModelWeights};
 /// Longest chain of drafts in a window.
 pub const MAX_DRAFT_LEN: usize = 15;
 
+/// Observed rows that may wait in a drafter for the next proposal. Longer runs, prompts above all, are taken in at once: their
+/// numbers would fill the memory.
+const MAX_WAITING: usize = MAX_DRAFT_LEN + 1;
+
 /// Who drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftKind {

@@ -5,15 +5,11 @@
 //! block its own output and the draft before it, and these rows leave the cache as soon as the window is proposed:
 //! whatever is accepted comes back with true hidden states.
 
-use super::{Drafter, Drafts, EngineError, MAX_DRAFT_LEN, RouteTap, Sampler};
+use super::{Drafter, Drafts, EngineError, MAX_WAITING, RouteTap, Sampler};
 use crate::engine::NoTap;
 use crate::engine::mtp::Mtp;
 use crate::engine::session::LogitRows;
 use crate::trace::{Component, Module};
-
-/// Observed rows that may wait for the next proposal. Longer runs, prompts above all, are put into the cache at once:
-/// their hidden states would fill the memory.
-const MAX_WAITING: usize = MAX_DRAFT_LEN + 1;
 
 /// The MTP drafter of one request at a time.
 #[derive(Debug)]
