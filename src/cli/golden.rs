@@ -2,22 +2,20 @@
 
 use super::exit::Failure;
 use super::ui::Ui;
-use crate::engine::Checkpoint;
-use crate::engine::golden::{self, GoldenReport};
+use crate::engine::golden::GoldenReport;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Runs the comparison and prints it; the checkpoint is the one that the tokens are run on.
+/// Prints a comparison with the golden file `file`.
 ///
 /// # Errors
 /// [`Failure::Check`] when a tensor is beyond its tolerance, after the result was printed.
-pub(super) fn run(checkpoint: &Checkpoint, file: &Path, json: bool, ui: &mut Ui) -> Result<(), Failure> {
-    let report = golden::compare(&checkpoint.config, &checkpoint.weights, file)?;
+pub(super) fn show(report: &GoldenReport, file: &Path, json: bool, ui: &mut Ui) -> Result<(), Failure> {
     let text = if json {
-        let text = serde_json::to_string_pretty(&JsonReport { passed: report.passed(), report: &report });
+        let text = serde_json::to_string_pretty(&JsonReport { passed: report.passed(), report });
         text.map_err(|e| Failure::Environment(format!("cannot write JSON: {e}")))? + "\n"
     } else {
-        table(&report)
+        table(report)
     };
     ui.result(&text)?;
     if report.passed() {

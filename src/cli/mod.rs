@@ -13,6 +13,7 @@ mod interrupt;
 mod model;
 mod record;
 mod report;
+mod run_args;
 mod sweep;
 mod ui;
 

@@ -1,12 +1,13 @@
 //! `specprof model`: what a checkpoint or a preset consists of, whether it fits, and what its verify steps would read.
 
+mod drafter;
 mod render;
 mod summary;
 
 use super::exit::Failure;
 use super::ui::Ui;
 use crate::engine::presets::{PRESETS, Preset};
-use crate::engine::{Checkpoint, builtin};
+use crate::engine::{Checkpoint, DsparkCheckpoint, builtin, dspark, golden};
 use std::path::{Path, PathBuf};
 use summary::Summary;
 
@@ -19,7 +20,9 @@ Examples:
   specprof model ling-3.0-flash
   specprof model ling-3.0-flash-fp4 --context 32768 --rows 2-9
   specprof model ./Ling-3.0-tiny --json
+  specprof model ./Ling-3.0-flash-dspark --target ./Ling-3.0-flash
   specprof model CHECKPOINT --golden golden.safetensors
+  specprof model DRAFTER --target CHECKPOINT --golden golden.safetensors
 
 The forecast is a model of bytes, not a measurement; `specprof model MODEL --json` lists what it takes for granted."
 )]
@@ -37,6 +40,9 @@ pub struct Args {
     /// Write JSON instead of tables
     #[arg(long)]
     json: bool,
+    /// The target, when MODEL is a DSpark drafter's checkpoint
+    #[arg(long, value_name = "DIR|demo")]
+    target: Option<PathBuf>,
     #[command(flatten)]
     golden: GoldenArgs,
 }
@@ -50,9 +56,6 @@ struct GoldenArgs {
     /// Where to run it
     #[arg(long, value_enum, requires = "golden", default_value_t = GoldenBackend::Cpu, help_heading = "Golden set")]
     backend: GoldenBackend,
-    /// The target of a drafter's checkpoint
-    #[arg(long, value_name = "DIR", requires = "golden", hide = true)]
-    target: Option<PathBuf>,
 }
 
 /// `--backend`.
@@ -69,16 +72,23 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if let Some(file) = &args.golden.golden {
         return compare(args, file, ui);
     }
+    if let Some(target) = &args.target {
+        let drafter = drafter::Summary::of(&DsparkCheckpoint::open(&args.model, &open(target)?.config)?);
+        return match args.json {
+            true => ui.result(&json(&drafter)?),
+            false => ui.result(&drafter.text(ui.width(), ui.color())),
+        };
+    }
     let summary = match args.model.to_str().and_then(Preset::find) {
         Some(preset) => Summary::of_preset(&preset, args.context as usize, &args.rows.0)?,
         None => Summary::of_checkpoint(&open(&args.model)?, args.context as usize, &args.rows.0),
     };
-    if args.json {
-        let text = serde_json::to_string_pretty(&summary).map_err(|e| Failure::Environment(format!("cannot write JSON: {e}")))?;
-        ui.result(&format!("{text}\n"))
-    } else {
-        ui.result(&render::text(&summary, ui.width(), ui.color()))
-    }
+    if args.json { ui.result(&json(&summary)?) } else { ui.result(&render::text(&summary, ui.width(), ui.color())) }
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::Environment(format!("cannot write JSON: {e}")))?;
+    Ok(text + "\n")
 }
 
 /// `--golden`: refusals first, so that nothing large is opened for nothing.
@@ -87,10 +97,17 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
         let text = "--backend cuda: there is no CUDA backend in this build; run the comparison with --backend cpu";
         return Err(Failure::Environment(text.into()));
     }
-    if args.golden.target.is_some() {
-        return Err(Failure::Input("--target: drafters that need a target are not in this build; leave it out".into()));
-    }
-    super::golden::run(&open(&args.model)?, file, args.json, ui)
+    let report = match &args.target {
+        None => {
+            let model = open(&args.model)?;
+            golden::compare(&model.config, &model.weights, file)?
+        }
+        Some(target) => {
+            let target = open(target)?;
+            dspark::golden::compare(&DsparkCheckpoint::open(&args.model, &target.config)?, &target, file)?
+        }
+    };
+    super::golden::show(&report, file, args.json, ui)
 }
 
 /// Opens a checkpoint; a name that is neither folder nor preset is told what names there are.

@@ -2,11 +2,11 @@
 
 use super::exit::Failure;
 use super::interrupt::stop_flag;
+use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
-use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
-use crate::engine::sampling::Sampling;
-use crate::engine::{Checkpoint, EngineError};
-use crate::record::{Options, Plan, Progress, Prompt, RecordError, Recording, WorkloadError, workload};
+use crate::engine::drafter::MAX_DRAFT_LEN;
+use crate::engine::{DsparkCheckpoint, EngineError};
+use crate::record::{Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError};
 use crate::trace::TraceError;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -14,7 +14,9 @@ use std::sync::atomic::AtomicBool;
 const EXAMPLES: &str = "\
 Examples:
   specprof record --model demo --prompt 'def main():'
-  specprof record --model ./Ling-3.0-flash --prompts chat.jsonl --draft-len 4 --out traces/chat
+  specprof record --model ./Ling-3.0-flash --workload chat,code --draft-len 4 --out traces/mixed
+  specprof record --model ./Ling-3.0-flash --workload math --draft dspark \\
+      --draft-model ./Ling-3.0-flash-dspark --draft-confidence 0.3
   specprof record --model ./Ling-3.0-flash --prompts chat.jsonl --baseline-steps 50 \\
       --temperature 0.6 --top-p 0.95 --top-k 20 --seed 1
 
@@ -29,54 +31,26 @@ what was recorded stays, marked incomplete.";
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Checkpoint directory, or `demo` for the built-in model
-    #[arg(long, value_name = "DIR|demo", help_heading = "Model")]
-    model: PathBuf,
+    #[command(flatten)]
+    run: RunArgs,
     /// What runs the model
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t = Backend::Auto, help_heading = "Model")]
     backend: Backend,
 
     /// Who drafts: the model's MTP block, a DSpark drafter, a lookup in the text so far, or nobody
-    #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, help_heading = "Drafting")]
+    #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, display_order = 0, help_heading = "Drafting")]
     draft: Draft,
-    /// Checkpoint directory of a separate drafter (with --draft dspark)
-    #[arg(long, value_name = "DIR", help_heading = "Drafting")]
-    draft_model: Option<PathBuf>,
-    /// Drafts per verify step, 1 to 15
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), help_heading = "Drafting")]
-    draft_len: u16,
-    /// Plain decode steps to interleave over the run, so that the verify ratio is measured in it
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Drafting")]
-    baseline_steps: u32,
+    /// Drafts per verify step, 1 to 15 [default: 3, or all of a DSpark drafter's block]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), display_order = 0, help_heading = "Drafting")]
+    draft_len: Option<u16>,
 
-    /// File with one prompt a line, as JSON objects (or --prompt)
-    #[arg(long, value_name = "FILE.jsonl", required_unless_present = "prompt", help_heading = "Workload")]
-    prompts: Option<PathBuf>,
-    /// A prompt's text (repeat for more)
-    #[arg(long, value_name = "TEXT", conflicts_with = "prompts", help_heading = "Workload")]
-    prompt: Vec<String>,
-    /// Tokens to generate per request, unless its line says otherwise
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
-    max_new_tokens: u32,
-    /// Go on after an end-of-sequence token
-    #[arg(long, help_heading = "Workload")]
-    ignore_eos: bool,
     /// Prompt tokens per prefill step
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=crate::record::MAX_PREFILL_CHUNK as i64), help_heading = "Workload")]
     prefill_chunk: u16,
 
     /// Sampling temperature, 0 = greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, display_order = 0, help_heading = "Sampling")]
     temperature: f64,
-    /// Keep the most likely tokens of this mass, 1 = all
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Sampling")]
-    top_p: f64,
-    /// Keep this many most likely tokens, 0 = all
-    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
-    top_k: u32,
-    /// Seed of the random numbers
-    #[arg(long, value_name = "S", default_value_t = 0, help_heading = "Sampling")]
-    seed: u64,
 
     /// Directory of the trace [default: traces/MODEL-DRAFTER-N, the first N that is free]
     #[arg(long, value_name = "DIR", help_heading = "Recording")]
@@ -109,18 +83,6 @@ enum Backend {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Draft {
-    /// The model's own multi-token-prediction block, chained
-    Mtp,
-    /// An external DSpark drafter
-    Dspark,
-    /// What followed the longest earlier occurrence of the text's end
-    Ngram,
-    /// Plain decoding
-    None,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Kernels {
     /// As the backend allows: on the CPU, wall time of each operation by layer and component
     Auto,
@@ -138,21 +100,9 @@ enum Telemetry {
     Off,
 }
 
-impl Draft {
-    /// The drafter, refusing what this build does not have.
-    pub(super) fn kind(self) -> Result<DraftKind, Failure> {
-        match self {
-            Self::Mtp => Ok(DraftKind::Mtp),
-            Self::Ngram => Ok(DraftKind::Ngram),
-            Self::None => Ok(DraftKind::None),
-            Self::Dspark => Err(Failure::Input("--draft dspark is not in this build yet; use --draft mtp, ngram or none".into())),
-        }
-    }
-}
-
 impl Args {
-    /// The drafter, refusing what this build or machine cannot do.
-    fn draft(&self) -> Result<DraftKind, Failure> {
+    /// Refuses what this build or machine cannot do, and what can be seen to be wrong before anything is opened.
+    fn check(&self) -> Result<(), Failure> {
         if self.backend == Backend::Cuda {
             return Err(Failure::Environment("--backend cuda: this build has no CUDA backend; use --backend cpu".into()));
         }
@@ -160,81 +110,68 @@ impl Args {
             let reason = "--kernels cupti: CUPTI records a GPU's kernels, and the model runs on the CPU; use --kernels auto or off";
             return Err(Failure::Environment(reason.into()));
         }
-        if self.draft != Draft::Dspark && self.draft_model.is_some() {
-            return Err(Failure::Input("--draft-model goes with --draft dspark; the other drafters need no model of their own".into()));
-        }
-        self.draft.kind()
-    }
-
-    fn options(&self, draft: DraftKind) -> Options {
-        Options {
-            draft,
-            draft_len: usize::from(self.draft_len),
-            max_new_tokens: self.max_new_tokens,
-            sampling: Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
-            ignore_eos: self.ignore_eos,
-            baseline_steps: self.baseline_steps,
-            prefill_chunk: usize::from(self.prefill_chunk),
-            router_weights: self.router_probs,
-            store_text: self.store_text,
-            // On the CPU it is the engine itself that looks at the clock.
-            kernels: self.kernels == Kernels::Auto,
-        }
-    }
-
-    /// Sampling options that are no numbers to sample with, named as they are typed.
-    fn check_sampling(&self) -> Result<(), Failure> {
-        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return Err(Failure::Input(format!("--temperature {}: give 0 for greedy, or a number above it", self.temperature)));
-        }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(Failure::Input(format!("--top-p {}: give a share above 0 and up to 1", self.top_p)));
-        }
+        self.run.check(&[self.draft], &[self.temperature])?;
         if self.out.as_deref() == Some(Path::new("-")) {
             return Err(Failure::Input("--out -: a trace is a directory and cannot go to stdout; name a directory".into()));
         }
         Ok(())
     }
 
-    /// Options that were given and change nothing, with the reason.
-    fn without_effect(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        if self.temperature == 0.0 && (self.top_p < 1.0 || self.top_k > 0) {
-            notes.push("--top-p and --top-k have no effect at temperature 0, which is greedy".to_owned());
-        }
-        if self.draft == Draft::None && self.baseline_steps > 0 {
-            notes.push("--baseline-steps has no effect with --draft none: every step is a plain decode step".to_owned());
-        }
-        notes
+    fn options(&self, drafter: Option<&DsparkCheckpoint>) -> Options {
+        let mut options = self.run.options();
+        options.draft = self.draft.kind();
+        options.draft_len = match (self.draft_len, drafter) {
+            (Some(drafts), _) => usize::from(drafts),
+            (None, Some(drafter)) => drafter.config.drafts(),
+            (None, None) => options.draft_len,
+        };
+        options.sampling.temperature = self.temperature;
+        options.prefill_chunk = usize::from(self.prefill_chunk);
+        options.router_weights = self.router_probs;
+        options.store_text = self.store_text;
+        // On the CPU it is the engine itself that looks at the clock.
+        options.kernels = self.kernels == Kernels::Auto;
+        options
     }
 
-    fn read_prompts(&self) -> Result<Vec<Prompt>, Failure> {
-        match &self.prompts {
-            Some(path) => workload::read(path).map_err(|e| RecordError::from(e).into()),
-            None => Ok(workload::from_texts(&self.prompt)),
+    /// Options that were given and change nothing, with the reason.
+    fn without_effect(&self, prompts: &[Prompt]) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.temperature == 0.0 && (self.run.top_p < 1.0 || self.run.top_k > 0) {
+            notes.push("--top-p and --top-k have no effect at temperature 0, which is greedy".to_owned());
         }
+        if self.draft == Draft::None && self.run.baseline_steps > 0 {
+            notes.push("--baseline-steps has no effect with --draft none: every step is a plain decode step".to_owned());
+        }
+        if self.run.thinking.is_some() && !prompts.iter().any(|p| matches!(p.source, PromptSource::Messages { enable_thinking: None, .. }))
+        {
+            notes.push("--thinking has no effect: no prompt is a chat that leaves it open".to_owned());
+        }
+        notes
     }
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let draft = args.draft()?;
-    args.check_sampling()?;
-    let options = args.options(draft);
+    args.check()?;
     // What is quickly checked comes before a large checkpoint is opened.
-    let prompts = args.read_prompts()?;
-    for ignored in args.without_effect() {
+    let prompts = args.run.read_prompts()?;
+    for ignored in args.without_effect(&prompts) {
         ui.warn(&ignored);
     }
-    let checkpoint = Checkpoint::resolve(&args.model)?;
+    let (checkpoint, drafter) = args.run.open()?;
     ui.detail(&format!("{}: {} tensors, identity {}", checkpoint.name, checkpoint.inventory.total().tensors, checkpoint.identity));
-    let plan = Plan::new(&checkpoint, &prompts, options).map_err(Failure::from)?;
+    if let Some(drafter) = &drafter {
+        ui.detail(&format!("{}: {} tensors, identity {}", drafter.name, drafter.inventory.total().tensors, drafter.identity));
+    }
+    let options = args.options(drafter.as_ref());
+    let plan = Plan::with_drafter(&checkpoint, drafter.as_ref(), &prompts, options).map_err(Failure::from)?;
     let stop = stop_flag()?;
     let telemetry = args.telemetry == Telemetry::Auto;
     let (dir, recording) = match &args.out {
         Some(dir) => (dir.clone(), record_with_progress(&plan, dir, args.force, telemetry, &stop, ui)?),
         None => {
-            let name = format!("{}-{}", checkpoint.name, draft.as_str());
+            let name = format!("{}-{}", checkpoint.name, plan.options.draft.as_str());
             let attempt = |dir: &Path| try_record(&plan, dir, false, telemetry, &stop, ui);
             free_directory(Path::new("traces"), &name, attempt).map_err(|error| failure(&plan, error))?
         }

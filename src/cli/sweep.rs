@@ -2,18 +2,17 @@
 
 use super::exit::Failure;
 use super::interrupt::stop_flag;
-use super::record::{Draft, record_with_progress};
+use super::record::record_with_progress;
 use super::report::analysis_failure;
+use super::run_args::{Draft, RunArgs};
 use super::ui::{Output, Ui};
 use crate::analysis::{self, Options as AnalysisOptions, Wanted};
-use crate::engine::Checkpoint;
 use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
-use crate::engine::sampling::Sampling;
 use crate::metric::Report;
 use crate::metric::advice::{Advice, CostSource, DraftLength};
 use crate::metric::sweep::{SCHEMA, Sweep, SweepCell, SweepPoint};
+use crate::record::Plan;
 use crate::record::sweep::{Cell, Grid, fingerprint};
-use crate::record::{Options, Plan, RecordError, workload};
 use crate::report::{TextOptions, sweep};
 use crate::trace::Trace;
 use serde::{Deserialize, Serialize};
@@ -36,9 +35,8 @@ on after an interruption: complete recordings are kept, what is missing is recor
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Checkpoint directory, or `demo` for the built-in model
-    #[arg(long, value_name = "DIR|demo", help_heading = "Model")]
-    model: PathBuf,
+    #[command(flatten)]
+    run: RunArgs,
 
     /// Who drafts (separate several by commas)
     #[arg(long, value_enum, value_name = "DRAFTER", value_delimiter = ',', default_value = "mtp", help_heading = "Grid")]
@@ -52,32 +50,6 @@ pub struct Args {
     /// Record the prompts of each value of this tag apart
     #[arg(long, value_name = "NAME", help_heading = "Grid")]
     by_tag: Option<String>,
-
-    /// File with one prompt a line, as JSON objects
-    #[arg(long, value_name = "FILE.jsonl", required_unless_present = "prompt", help_heading = "Workload")]
-    prompts: Option<PathBuf>,
-    /// A prompt's text (repeat for more)
-    #[arg(long, value_name = "TEXT", conflicts_with = "prompts", help_heading = "Workload")]
-    prompt: Vec<String>,
-    /// Tokens to generate per request, unless its line says otherwise
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
-    max_new_tokens: u32,
-    /// Go on after an end-of-sequence token
-    #[arg(long, help_heading = "Workload")]
-    ignore_eos: bool,
-    /// Plain decode steps to interleave over each recording
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Workload")]
-    baseline_steps: u32,
-
-    /// Keep the most likely tokens of this mass, 1 = all
-    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
-    top_p: f64,
-    /// Keep this many most likely tokens, 0 = all
-    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
-    top_k: u32,
-    /// Seed of the random numbers
-    #[arg(long, value_name = "S", default_value_t = 0, help_heading = "Sampling")]
-    seed: u64,
 
     /// Directory of the recordings
     #[arg(long, value_name = "DIR", help_heading = "Recording")]
@@ -130,43 +102,31 @@ impl State {
 }
 
 impl Args {
-    fn options(&self) -> Options {
-        Options {
-            max_new_tokens: self.max_new_tokens,
-            sampling: Sampling { temperature: 0.0, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
-            ignore_eos: self.ignore_eos,
-            baseline_steps: self.baseline_steps,
-            ..Options::default()
-        }
-    }
-
-    fn grid(&self) -> Result<Grid, Failure> {
-        Ok(Grid {
-            drafters: self.draft.iter().map(|d| d.kind()).collect::<Result<_, _>>()?,
+    fn grid(&self) -> Grid {
+        Grid {
+            drafters: self.draft.iter().map(|d| d.kind()).collect(),
             draft_lens: self.draft_len.clone(),
             temperatures: self.temperature.clone(),
             tag: self.by_tag.clone(),
-        })
+        }
     }
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let output = Output::open(args.output.as_deref())?;
-    let prompts = match &args.prompts {
-        Some(path) => workload::read(path).map_err(RecordError::from)?,
-        None => workload::from_texts(&args.prompt),
-    };
-    let cells = args.grid()?.cells(&prompts);
+    args.run.check(&args.draft, &args.temperature)?;
+    let prompts = args.run.read_prompts()?;
+    let cells = args.grid().cells(&prompts);
     if cells.is_empty() {
         let tag = args.by_tag.as_deref().unwrap_or_default();
         return Err(Failure::Input(format!("--by-tag {tag}: no prompt has this tag")));
     }
-    let checkpoint = Checkpoint::resolve(&args.model)?;
+    let (checkpoint, drafter) = args.run.open()?;
     // Every cell is checked before the first is recorded.
     let plans = cells
         .iter()
-        .map(|cell| Ok(Plan::new(&checkpoint, &cell.prompts(&prompts), cell.options(&args.options()))?))
+        .map(|cell| Ok(Plan::with_drafter(&checkpoint, drafter.as_ref(), &cell.prompts(&prompts), cell.options(&args.run.options()))?))
         .collect::<Result<Vec<_>, Failure>>()?;
     std::fs::create_dir_all(&args.out).map_err(|e| Failure::Environment(format!("{}: cannot create: {e}", args.out.display())))?;
     record_missing(args, &cells, &plans, ui)?;

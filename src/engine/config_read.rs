@@ -4,18 +4,15 @@
 //! and never in an overflow or a huge allocation.
 
 use super::config::{MlaGate, ModelConfig};
+use super::config_keys::{Keys, MAX_LAYERS, MAX_WIDTH};
 use super::error::EngineError;
 use crate::trace::expert_set::MAX_EXPERTS;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The architecture that the engine implements. `model_type` is shared with Ling 2.5 and therefore not looked at.
 pub const ARCHITECTURE: &str = "BailingMoeV3ForCausalLM";
 
-/// Upper bound of layers; far above any released model (72), low enough that per-layer lists stay small.
-const MAX_LAYERS: u64 = 1024;
-/// Upper bound of every width; products of two of them fit easily in 64 bits.
-const MAX_WIDTH: u64 = 1 << 20;
 /// Upper bound of heads x head size.
 const MAX_PRODUCT: usize = 1 << 24;
 
@@ -81,84 +78,17 @@ pub fn parse_config(path: &Path, json: &[u8], generation: Option<(&Path, &[u8])>
     Ok(ConfigFile { model, fp8_block })
 }
 
-/// The top-level object of a JSON file, with readers that name the key when it is wrong.
-struct Keys {
-    path: PathBuf,
-    map: Map<String, Value>,
-}
-
 impl Keys {
-    fn parse(path: &Path, json: &[u8]) -> Result<Self, EngineError> {
-        let fail = |reason: String| EngineError::Checkpoint { path: path.to_owned(), reason };
-        match serde_json::from_slice(json) {
-            Ok(Value::Object(map)) => Ok(Self { path: path.to_owned(), map }),
-            Ok(_) => Err(fail("is not a JSON object".to_owned())),
-            Err(e) => Err(fail(format!("is not JSON: {e}"))),
-        }
-    }
-
-    fn bad(&self, reason: impl Into<String>) -> EngineError {
-        EngineError::Checkpoint { path: self.path.clone(), reason: reason.into() }
-    }
-
-    fn unsupported(&self, key: &str, found: &Value, wanted: impl Into<String>) -> EngineError {
-        EngineError::Unsupported { path: self.path.clone(), key: key.to_owned(), found: shorten(found), wanted: wanted.into() }
-    }
-
-    /// The value; `null` counts as absent.
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|v| !v.is_null())
-    }
-
-    /// A whole number within `low..=high`, `None` when absent. `4.0` is accepted as 4.
-    fn number(&self, key: &str, low: u64, high: u64) -> Result<Option<usize>, EngineError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let whole = || value.as_f64().filter(|f| f.fract() == 0.0 && (0.0..9e15).contains(f)).map(|f| f as u64);
-        match value.as_u64().or_else(whole) {
-            Some(n) if (low..=high).contains(&n) => {
-                usize::try_from(n).map(Some).map_err(|_| self.bad(format!("`{key}` is {n}, too large")))
-            }
-            _ => Err(self.bad(format!("`{key}` is {}; expected a whole number from {low} to {high}", shorten(value)))),
-        }
-    }
-
-    /// A required width.
-    fn width(&self, key: &str) -> Result<usize, EngineError> {
-        self.required(key, 1, MAX_WIDTH)
-    }
-
-    fn required(&self, key: &str, low: u64, high: u64) -> Result<usize, EngineError> {
-        self.number(key, low, high)?.ok_or_else(|| self.bad(format!("`{key}` is missing; it has no default")))
-    }
-
-    fn float(&self, key: &str, default: f64) -> Result<f64, EngineError> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        match value.as_f64() {
-            Some(f) if f.is_finite() => Ok(f),
-            _ => Err(self.bad(format!("`{key}` is {}; expected a number", shorten(value)))),
-        }
-    }
-
-    fn flag(&self, key: &str, default: bool) -> Result<bool, EngineError> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.bad(format!("`{key}` is {}; expected true or false", shorten(value))))
-    }
-
-    /// Token ids given as one number or a list.
-    fn ids(&self, key: &str) -> Result<Vec<u32>, EngineError> {
-        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
-        let list = value.as_array().map_or_else(|| std::slice::from_ref(value), Vec::as_slice);
-        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
-        let wrong = || self.bad(format!("`{key}` is {}; expected a token id or a list of them", shorten(value)));
-        list.iter().map(|v| id(v).ok_or_else(wrong)).collect()
-    }
-
     fn check_architecture(&self) -> Result<(), EngineError> {
-        let found = self.map.get("architectures").and_then(|v| v.get(0)).unwrap_or(&Value::Null);
+        let found = self.architecture();
         if found.as_str() == Some(ARCHITECTURE) {
             return Ok(());
         }
-        Err(self.unsupported("architectures[0]", found, format!("use a checkpoint of {ARCHITECTURE} (Ling 3.0)")))
+        let wanted = match found.as_str().is_some_and(|name| super::dspark::ARCHITECTURES.contains(&name)) {
+            true => "it is a drafter: name its target as the model, and the drafter with --draft-model".to_owned(),
+            false => format!("use a checkpoint of {ARCHITECTURE} (Ling 3.0)"),
+        };
+        Err(self.unsupported("architectures[0]", found, wanted))
     }
 
     /// Refuses every switch whose other position is another architecture.
@@ -204,7 +134,7 @@ impl Keys {
     /// Refuses quantisations other than the three released layouts; gives the block of FP8 scales.
     ///
     /// Which tensor is quantised is decided by the tensors themselves, not by the lists in here.
-    fn quantisation(&self) -> Result<[usize; 2], EngineError> {
+    pub fn quantisation(&self) -> Result<[usize; 2], EngineError> {
         const DEFAULT: [usize; 2] = [128, 128];
         let Some(quant) = self.get("quantization_config") else { return Ok(DEFAULT) };
         let key = |k: &str| format!("quantization_config.{k}");
@@ -373,12 +303,6 @@ impl Keys {
             format!("`routed_scaling_factor` ({}) is not above 0", c.routed_scaling),
         )
     }
-}
-
-/// A JSON value as it fits into a line.
-fn shorten(value: &Value) -> String {
-    let text = value.to_string();
-    if text.chars().count() <= 60 { text } else { text.chars().take(57).chain("...".chars()).collect() }
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@
 
 use super::config::ModelConfig;
 use super::error::EngineError;
-use super::golden_file::{GoldenFile, Values};
+use super::golden_checks::Checks;
+pub use super::golden_checks::{GoldenReport, NotCompared, TensorCheck};
+use super::golden_file::GoldenFile;
 use super::mtp::Mtp;
 use super::session::{LogitRows, Session};
 use super::tap::{ForwardTap, NoTap};
 use super::weights::ModelWeights;
 use crate::trace::Module;
-use serde::Serialize;
-use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Logits of the target and of the drafts.
@@ -24,50 +24,6 @@ pub const ROUTER_WEIGHTS: f64 = 2e-5;
 
 /// Rows of a prefill pass: small, so that a prompt is cut.
 const CHUNK: usize = 32;
-
-/// One tensor's comparison.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TensorCheck {
-    /// Its name in the file.
-    pub name: String,
-    /// Numbers compared.
-    pub values: usize,
-    /// Worst absolute difference, or for ids and tokens how many differ; infinite when one is not a number.
-    pub worst: f64,
-    /// Largest difference that passes, 0 for ids and tokens.
-    pub tolerance: f64,
-    /// Whether it passes.
-    pub passed: bool,
-}
-
-/// A tensor that was not compared.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NotCompared {
-    /// Its name in the file.
-    pub name: String,
-    /// Why not.
-    pub reason: &'static str,
-}
-
-/// The result of a comparison.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct GoldenReport {
-    /// Tokens that were run.
-    pub tokens: usize,
-    /// How many of them are the prompt.
-    pub prompt_tokens: usize,
-    /// Every compared tensor, by name.
-    pub checks: Vec<TensorCheck>,
-    /// Tensors of the file that were not compared.
-    pub not_compared: Vec<NotCompared>,
-}
-
-impl GoldenReport {
-    /// Whether something was compared and everything passed.
-    pub fn passed(&self) -> bool {
-        !self.checks.is_empty() && self.checks.iter().all(|c| c.passed)
-    }
-}
 
 /// Runs the tokens of the golden file `path` and compares.
 ///
@@ -81,17 +37,12 @@ pub fn compare(config: &ModelConfig, weights: &ModelWeights, path: &Path) -> Res
     let Some(prompt) = prompt else {
         return Err(file.wrong(&format!("its prompt does not fit its {} tokens", tokens.len())));
     };
-    let mut run = Run { file: &file, config, weights, checks: Vec::new(), error: None };
+    let mut run = Run { file: &file, config, weights, checks: Checks::new(&file), error: None };
     let hidden = run.prefill(&tokens)?;
     run.decode(&tokens, prompt)?;
     run.draft_rows(&hidden)?;
     run.draft_chains(&hidden, prompt)?;
-    let mut checks = run.checks;
-    checks.sort_by(|a, b| natural(&a.name).cmp(&natural(&b.name)));
-    let compared: BTreeSet<&str> = checks.iter().map(|c| c.name.as_str()).collect();
-    let rest = file.tensors.keys().filter(|n| !compared.contains(n.as_str()) && *n != "mtp_next_tokens");
-    let not_compared = rest.map(|name| NotCompared { name: name.clone(), reason: reason(name) }).collect();
-    Ok(GoldenReport { tokens: tokens.len(), prompt_tokens: prompt, checks, not_compared })
+    Ok(run.checks.report(tokens.len(), prompt, |name| (name != "mtp_next_tokens").then(|| reason(name))))
 }
 
 fn reason(name: &str) -> &'static str {
@@ -117,14 +68,6 @@ fn reason(name: &str) -> &'static str {
     }
 }
 
-/// Sort key that counts: `hidden.2` before `hidden.10`.
-fn natural(name: &str) -> (&str, usize) {
-    match name.rsplit_once('.') {
-        Some((stem, number)) => (stem, number.parse().unwrap_or(usize::MAX)),
-        None => (name, 0),
-    }
-}
-
 /// The lowest index of the largest logit.
 fn argmax(logits: &[f32]) -> i32 {
     let best = logits.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (i, l)| if *l > best.1 { (i, *l) } else { best });
@@ -135,7 +78,7 @@ struct Run<'a> {
     file: &'a GoldenFile,
     config: &'a ModelConfig,
     weights: &'a ModelWeights,
-    checks: Vec<TensorCheck>,
+    checks: Checks<'a>,
     /// An error found in a tap, which cannot return one.
     error: Option<EngineError>,
 }
@@ -150,8 +93,8 @@ impl Run<'_> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
-        self.floats("logits", &[rows, vocab], forward.logits, LOGITS)?;
-        self.floats("hidden_final", &[rows, width], forward.hidden, HIDDEN)?;
+        self.checks.floats("logits", &[rows, vocab], forward.logits, LOGITS)?;
+        self.checks.floats("hidden_final", &[rows, width], forward.hidden, HIDDEN)?;
         Ok(forward.hidden.to_vec())
     }
 
@@ -168,11 +111,11 @@ impl Run<'_> {
             next = argmax(forward.logits);
             session.commit(1);
         }
-        self.floats("decode_logits", &[tokens.len() - prompt, self.config.vocab], &logits, LOGITS)?;
+        self.checks.floats("decode_logits", &[tokens.len() - prompt, self.config.vocab], &logits, LOGITS)?;
         // The prompt is given; what follows must be what the engine would say.
         let mut greedy: Vec<i32> = tokens[..prompt].iter().map(|t| i32::try_from(*t).unwrap_or(-1)).collect();
         greedy.extend(chosen);
-        self.ints("tokens", &[tokens.len()], &greedy)
+        self.checks.ints("tokens", &[tokens.len()], &greedy)
     }
 
     fn states(&mut self, session: &Session<'_>, prompt: usize) -> Result<(), EngineError> {
@@ -180,19 +123,19 @@ impl Run<'_> {
         let (latent, rope) = (self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         for layer in 0..self.config.layers {
             if let (Some(state), Some(history)) = (session.kda_state(layer), session.conv_state(layer)) {
-                self.floats(&format!("kda_state.{layer}"), &[heads, dim, dim], state, HIDDEN)?;
+                self.checks.floats(&format!("kda_state.{layer}"), &[heads, dim, dim], state, HIDDEN)?;
                 let width = heads * dim;
                 // Ours is [taps - 1, (q, k, v)], the file's [(q, k, v), taps - 1].
                 let turned: Vec<f32> = (0..3)
                     .flat_map(|part| history.chunks_exact(3 * width).flat_map(move |r| r[part * width..][..width].iter().copied()))
                     .collect();
-                self.floats(&format!("conv_state.{layer}"), &[3, taps.saturating_sub(1), width], &turned, HIDDEN)?;
+                self.checks.floats(&format!("conv_state.{layer}"), &[3, taps.saturating_sub(1), width], &turned, HIDDEN)?;
             }
             if let Some(cache) = session.mla_cache(layer) {
                 let rows = cache.chunks_exact(latent + rope);
                 let (latents, keys): (Vec<&[f32]>, Vec<&[f32]>) = rows.map(|r| r.split_at(latent)).unzip();
-                self.floats(&format!("mla_latent.{layer}"), &[prompt, latent], &latents.concat(), HIDDEN)?;
-                self.floats(&format!("mla_krope.{layer}"), &[prompt, rope], &keys.concat(), HIDDEN)?;
+                self.checks.floats(&format!("mla_latent.{layer}"), &[prompt, latent], &latents.concat(), HIDDEN)?;
+                self.checks.floats(&format!("mla_krope.{layer}"), &[prompt, rope], &keys.concat(), HIDDEN)?;
             }
         }
         Ok(())
@@ -207,8 +150,8 @@ impl Run<'_> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
-        self.floats("mtp_logits", &[rows, vocab], forward.logits, LOGITS)?;
-        self.floats("mtp_hidden", &[rows, width], forward.hidden, HIDDEN)
+        self.checks.floats("mtp_logits", &[rows, vocab], forward.logits, LOGITS)?;
+        self.checks.floats("mtp_hidden", &[rows, width], forward.hidden, HIDDEN)
     }
 
     fn next_tokens(&self, hidden: &[f32]) -> Result<Option<Vec<u32>>, EngineError> {
@@ -248,37 +191,9 @@ impl Run<'_> {
             }
             mtp.truncate(to);
         }
-        self.ints("draft_tokens", &[chains, length], &ids)?;
-        self.floats("draft_logits", &[chains, length, self.config.vocab], &logits, LOGITS)?;
-        self.floats("draft_hidden", &[chains, length, width], &rows, HIDDEN)
-    }
-
-    /// Compares `ours` with tensor `name`, when the file has it.
-    fn floats(&mut self, name: &str, shape: &[usize], ours: &[f32], tolerance: f64) -> Result<(), EngineError> {
-        let Some(tensor) = self.file.tensors.get(name) else { return Ok(()) };
-        let Values::F32(theirs) = &tensor.values else { return Err(self.file.wrong(&format!("`{name}` must be F32"))) };
-        self.fits(name, &tensor.shape, shape, ours.len())?;
-        let difference = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs();
-        // NaN would lose every comparison; it must fail.
-        let worst =
-            ours.iter().zip(theirs).map(difference).fold(0.0, |worst: f64, d| if d.is_nan() { f64::INFINITY } else { worst.max(d) });
-        self.checks.push(TensorCheck { name: name.to_owned(), values: ours.len(), worst, tolerance, passed: worst <= tolerance });
-        Ok(())
-    }
-
-    fn ints(&mut self, name: &str, shape: &[usize], ours: &[i32]) -> Result<(), EngineError> {
-        let Some(theirs) = self.file.ints(name)? else { return Ok(()) };
-        self.fits(name, &self.file.tensors[name].shape, shape, ours.len())?;
-        let worst = ours.iter().zip(theirs).filter(|(a, b)| a != b).count() as f64;
-        self.checks.push(TensorCheck { name: name.to_owned(), values: ours.len(), worst, tolerance: 0.0, passed: worst == 0.0 });
-        Ok(())
-    }
-
-    fn fits(&self, name: &str, theirs: &[usize], ours: &[usize], len: usize) -> Result<(), EngineError> {
-        if theirs == ours && ours.iter().product::<usize>() == len {
-            return Ok(());
-        }
-        Err(self.file.wrong(&format!("`{name}` has shape {theirs:?}, this model gives {ours:?}; is it the model of this set?")))
+        self.checks.ints("draft_tokens", &[chains, length], &ids)?;
+        self.checks.floats("draft_logits", &[chains, length, self.config.vocab], &logits, LOGITS)?;
+        self.checks.floats("draft_hidden", &[chains, length, width], &rows, HIDDEN)
     }
 
     fn note(&mut self, result: Result<(), EngineError>) {
@@ -305,14 +220,15 @@ impl ForwardTap for Run<'_> {
             Module::Target => [format!("router_ids.{layer}"), format!("router_weights.{layer}")],
             Module::Draft => ["mtp_router_ids".to_owned(), "mtp_router_weights".to_owned()],
         };
-        let result = self.ints(&ids_name, &shape, &ids).and_then(|()| self.floats(&weights_name, &shape, &weights, ROUTER_WEIGHTS));
+        let result =
+            self.checks.ints(&ids_name, &shape, &ids).and_then(|()| self.checks.floats(&weights_name, &shape, &weights, ROUTER_WEIGHTS));
         self.note(result);
     }
 
     fn after_attention(&mut self, module: Module, layer: usize, rows: &[f32]) {
         if module == Module::Target {
             let shape = [rows.len() / self.config.hidden, self.config.hidden];
-            let result = self.floats(&format!("mid.{layer}"), &shape, rows, HIDDEN);
+            let result = self.checks.floats(&format!("mid.{layer}"), &shape, rows, HIDDEN);
             self.note(result);
         }
     }
@@ -320,7 +236,7 @@ impl ForwardTap for Run<'_> {
     fn after_layer(&mut self, module: Module, layer: usize, rows: &[f32]) {
         if module == Module::Target {
             let shape = [rows.len() / self.config.hidden, self.config.hidden];
-            let result = self.floats(&format!("hidden.{layer}"), &shape, rows, HIDDEN);
+            let result = self.checks.floats(&format!("hidden.{layer}"), &shape, rows, HIDDEN);
             self.note(result);
         }
     }

@@ -206,7 +206,7 @@ impl Heads<'_> {
 }
 
 /// `softmax(scale * scores)`, in place.
-fn softmax(scores: &mut [f32], scale: f32) {
+pub(super) fn softmax(scores: &mut [f32], scale: f32) {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     for s in scores.iter_mut() {
         *s = ((*s - max) * scale).exp();

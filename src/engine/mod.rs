@@ -2,18 +2,22 @@
 //!
 //! Owns the architecture; knows nothing of files other than checkpoints, and nothing of reports.
 
+mod binder;
 pub mod builtin;
 pub mod chat;
 pub mod checkpoint;
 pub mod clock;
 pub mod config;
+mod config_keys;
 pub mod config_read;
 pub mod decode;
 pub mod drafter;
+pub mod dspark;
 pub mod error;
 pub mod files;
 pub mod forecast;
 pub mod golden;
+mod golden_checks;
 mod golden_file;
 mod guard;
 pub mod inventory;
@@ -48,6 +52,7 @@ pub mod weights;
 
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
+pub use dspark::DsparkCheckpoint;
 pub use error::EngineError;
 pub use mtp::Mtp;
 pub use session::{Forward, LogitRows, Session};

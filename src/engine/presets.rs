@@ -121,6 +121,8 @@ fn fp8(slot: &Slot<'_>) -> bool {
         Component::Mla => is(&["q_proj", "q_a_proj", "q_b_proj", "dense"]),
         Component::Dense | Component::RoutedExperts | Component::SharedExperts | Component::DraftProjection => true,
         Component::Embedding | Component::Head | Component::Router | Component::RouterBias | Component::Norms => false,
+        // No part of a target's checkpoint.
+        Component::DraftAttention | Component::MarkovHead | Component::ConfidenceHead => false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Rotary positions on interleaved pairs `(0,1), (2,3), ...`.
+//! Rotary positions on interleaved pairs `(0,1), (2,3), ...`, as in MLA, or on halves `(0,d/2), (1,d/2+1), ...`.
 
 /// Angles of a pass's rows, shared by all layers.
 #[derive(Debug, Default)]
@@ -36,6 +36,16 @@ impl Rope {
             *pair = [a * cos - b * sin, b * cos + a * sin];
         }
     }
+
+    /// As [`Rope::rotate`], element `j` paired with `j + d/2`.
+    pub fn rotate_halves(&self, row: usize, x: &mut [f32]) {
+        let half = self.frequencies.len();
+        let angles = &self.angles[row * half..][..half];
+        let (first, second) = x.split_at_mut(half);
+        for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(angles) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -54,6 +64,16 @@ mod tests {
         for (x, w) in x.iter().zip([a, b, c, d]) {
             assert!((f64::from(*x) - w).abs() < 1e-6);
         }
+    }
+
+    #[test]
+    fn halves_rotate_as_pairs_do_in_another_order() {
+        let mut rope = Rope::new(6, 50.0);
+        rope.prepare(7, 1);
+        let (mut pairs, mut halves) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 3.0, 5.0, 2.0, 4.0, 6.0]);
+        rope.rotate(0, &mut pairs);
+        rope.rotate_halves(0, &mut halves);
+        assert_eq!([pairs[0], pairs[2], pairs[4], pairs[1], pairs[3], pairs[5]], halves);
     }
 
     #[test]

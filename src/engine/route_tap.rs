@@ -13,12 +13,54 @@ pub struct RouteTap {
     draft: u16,
     clock: Option<Clock>,
     operations: Vec<KernelEvent>,
+    tapped: TappedRows,
+}
+
+/// The outputs of some target layers in one pass.
+#[derive(Debug, Default)]
+pub(super) struct TappedRows {
+    layers: Vec<usize>,
+    hidden: usize,
+    /// `[rows, layers * hidden]`
+    rows: Vec<f32>,
+}
+
+impl TappedRows {
+    /// Keeps the outputs of `layers`, whose rows have `hidden` numbers.
+    pub fn new(layers: &[usize], hidden: usize) -> Self {
+        Self { layers: layers.to_vec(), hidden, rows: Vec::new() }
+    }
+
+    /// The last pass's outputs, `[rows, layers * hidden]` in the order of the layers.
+    pub fn rows(&self) -> &[f32] {
+        &self.rows
+    }
+
+    /// Takes the output of a layer, `[rows, hidden]`, if it is one of them.
+    pub fn put(&mut self, layer: usize, rows: &[f32]) {
+        let Some(place) = self.layers.iter().position(|l| *l == layer) else { return };
+        let width = self.layers.len() * self.hidden;
+        self.rows.resize(rows.len() / self.hidden.max(1) * width, 0.0);
+        for (to, from) in self.rows.chunks_exact_mut(width).zip(rows.chunks_exact(self.hidden)) {
+            to[place * self.hidden..][..self.hidden].copy_from_slice(from);
+        }
+    }
 }
 
 impl RouteTap {
     /// A tap for `k` experts per row that collects when `on`, with gate weights when `weights`.
     pub fn new(k: usize, on: bool, weights: bool) -> Self {
-        Self { routes: StepRoutes::new(k), on, weights, draft: 0, clock: None, operations: Vec::new() }
+        Self { routes: StepRoutes::new(k), on, weights, draft: 0, clock: None, operations: Vec::new(), tapped: TappedRows::default() }
+    }
+
+    /// The tap, keeping the outputs of the target's `layers`, whose rows have `hidden` numbers.
+    pub fn tapping(self, layers: &[usize], hidden: usize) -> Self {
+        Self { tapped: TappedRows::new(layers, hidden), ..self }
+    }
+
+    /// The tapped layers' outputs in the target's last pass, `[rows, layers * hidden]` in the order of the layers.
+    pub fn tapped_rows(&self) -> &[f32] {
+        self.tapped.rows()
     }
 
     /// The tap, with operations timed by `clock` when there is one.
@@ -73,6 +115,12 @@ impl ForwardTap for RouteTap {
         self.operations.push(KernelEvent::cpu(module, layer, component, begin_ns, end_ns));
     }
 
+    fn after_layer(&mut self, module: Module, layer: usize, rows: &[f32]) {
+        if module == Module::Target {
+            self.tapped.put(layer, rows);
+        }
+    }
+
     fn routed(&mut self, module: Module, layer: usize, ids: &[u16], weights: &[f32]) {
         if !self.on {
             return;
@@ -121,6 +169,23 @@ mod tests {
         assert_eq!(names, [(None, "cpu.draft.sampling"), (Some(3), "cpu.experts")]);
         assert_eq!((operations[1].begin_ns, operations[1].end_ns), (10, 30));
         assert!(tap.take_operations().is_empty());
+    }
+
+    #[test]
+    fn tapped_layers_lie_side_by_side_row_by_row() {
+        let mut tap = RouteTap::new(2, false, false).tapping(&[1, 4], 2);
+        let layer = |n: f32, rows: usize| (0..rows).flat_map(|r| [n + r as f32 / 10.0, -n]).collect::<Vec<_>>();
+        for rows in [3, 1] {
+            for n in 0..5 {
+                tap.after_layer(Module::Target, n, &layer(n as f32, rows));
+                tap.after_layer(Module::Draft, n, &[7.0; 2]);
+            }
+            assert_eq!(tap.tapped_rows()[..4], [1.0, -1.0, 4.0, -4.0]);
+            assert_eq!(tap.tapped_rows().len(), 4 * rows);
+        }
+        let mut none = RouteTap::new(2, true, true);
+        none.after_layer(Module::Target, 1, &[1.0, 2.0]);
+        assert!(none.tapped_rows().is_empty());
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::sampling::{Sampler, Sampling, argmax};
 use super::session::{LogitRows, Session};
 use super::verify::{self, Verdict};
 use super::{EngineError, ModelConfig, ModelWeights};
+use crate::trace::probe::NoProbe;
 use crate::trace::{Component, FinishReason, Module, Phase, Probe, StepEvent, TraceError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -125,7 +126,8 @@ impl<'m> Speculator<'m> {
             baseline_done: 0,
             sampler: Sampler::new(self.settings.sampling, u64::from(request.request_id)),
             tap: RouteTap::new(self.config.experts_per_token, probe.wants_routes(), probe.wants_weights())
-                .timed(probe.wants_kernels().then_some(self.clock)),
+                .timed(probe.wants_kernels().then_some(self.clock))
+                .tapping(self.drafter.tapped_layers(), self.config.hidden),
         };
         self.prefill(&mut timeline, probe, stop)?;
         let mut after_baseline = false;
@@ -148,6 +150,17 @@ impl<'m> Speculator<'m> {
         })
     }
 
+    /// Runs a request that warms up caches and buffers: none of its steps is counted or told to anyone. Gives the generated tokens.
+    ///
+    /// # Errors
+    /// As [`Speculator::run`].
+    pub fn warm_up(&mut self, request: Request<'_>, stop: &AtomicBool) -> Result<Generated, SpeculateError> {
+        let next_step = self.next_step;
+        let generated = self.run(request, &mut NoProbe, stop);
+        self.next_step = next_step;
+        generated
+    }
+
     /// Takes in the prompt in chunks; the last one gives the first token.
     fn prefill(&mut self, timeline: &mut Timeline<'_>, probe: &mut dyn Probe, stop: &AtomicBool) -> Result<(), SpeculateError> {
         let prompt = timeline.request.prompt;
@@ -168,6 +181,7 @@ impl<'m> Speculator<'m> {
             let mut next_tokens = prompt[done + 1 - chunk.len()..(done + 1).min(prompt.len())].to_vec();
             next_tokens.extend(first);
             let sampled = self.clock.now_ns();
+            self.drafter.observe_taps(timeline.tap.tapped_rows())?;
             self.drafter.observe(&next_tokens, pass.hidden)?;
             let drafted = self.clock.now_ns();
             timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(chunk.len()));
@@ -182,6 +196,7 @@ impl<'m> Speculator<'m> {
                 parents: None,
                 emitted_tokens,
                 draft_probs: None,
+                draft_confidences: None,
                 host_begin_ns: begin,
                 host_end_ns: self.clock.now_ns(),
                 draft_host_ns: drafted - sampled,
@@ -224,6 +239,8 @@ impl<'m> Speculator<'m> {
 
         // 4. commit
         let observing = self.clock.now_ns();
+        let tapped = kept * self.drafter.tapped_layers().len() * self.config.hidden;
+        self.drafter.observe_taps(&timeline.tap.tapped_rows()[..tapped])?;
         self.drafter.observe(&new_tokens, &pass.hidden[..kept * self.config.hidden])?;
         let observed = self.clock.now_ns();
         timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(kept));
@@ -242,6 +259,7 @@ impl<'m> Speculator<'m> {
             parents: None,
             emitted_tokens,
             draft_probs: drafts.probs.filter(|probs| !probs.is_empty()),
+            draft_confidences: drafts.confidences.filter(|confidences| !confidences.is_empty()),
             host_begin_ns: begin,
             host_end_ns: self.clock.now_ns(),
             draft_host_ns: drafted - begin + (observed - observing),

@@ -27,6 +27,11 @@ pub trait ForwardTap {
         let _ = (module, layer, ids, weights);
     }
 
+    /// The attention of a DSpark drafter's layer over a block.
+    fn attended(&mut self, layer: usize, parts: BlockParts<'_>) {
+        let _ = (layer, parts);
+    }
+
     /// The residual stream after a layer's attention, `[rows, H]`.
     fn after_attention(&mut self, module: Module, layer: usize, rows: &[f32]) {
         let _ = (module, layer, rows);
@@ -36,6 +41,19 @@ pub trait ForwardTap {
     fn after_layer(&mut self, module: Module, layer: usize, rows: &[f32]) {
         let _ = (module, layer, rows);
     }
+}
+
+/// The parts of one drafter layer's attention over a block.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockParts<'a> {
+    /// Queries, normed and rotated, `[rows, heads, head_dim]`.
+    pub queries: &'a [f32],
+    /// Keys, normed and rotated, `[rows, kv_heads, head_dim]`.
+    pub keys: &'a [f32],
+    /// Values, as the keys.
+    pub values: &'a [f32],
+    /// Weighted values before the output projection, `[rows, heads * head_dim]`.
+    pub mixed: &'a [f32],
 }
 
 /// The tap that takes nothing.

@@ -31,8 +31,14 @@ pub enum Component {
     SharedExperts,
     /// Norms of the residual stream.
     Norms,
-    /// The MTP block's projection of (embedding, hidden).
+    /// The MTP block's projection of (embedding, hidden), or a DSpark drafter's of the tapped layers.
     DraftProjection,
+    /// Attention of a DSpark drafter, with its inner norms.
+    DraftAttention,
+    /// What a token says about the next one, in a DSpark drafter.
+    MarkovHead,
+    /// How sure a DSpark drafter is of a draft.
+    ConfidenceHead,
 }
 
 impl Component {
@@ -50,6 +56,9 @@ impl Component {
             Self::SharedExperts => "shared_experts",
             Self::Norms => "norms",
             Self::DraftProjection => "projection",
+            Self::DraftAttention => "attention",
+            Self::MarkovHead => "markov_head",
+            Self::ConfidenceHead => "confidence_head",
         }
     }
 }

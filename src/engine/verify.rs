@@ -268,4 +268,38 @@ mod tests {
             assert!(chi < LIMIT_5, "draft {draft}: chi-square {chi}");
         }
     }
+
+    /// What comes out at one position, over all draws of the draft and a grid of uniform numbers; `verified` says whether a drawn
+    /// draft is verified, else the token comes from the target alone.
+    fn output(p: &[f64], q: &[f64], verified: impl Fn(usize) -> f64) -> Vec<f64> {
+        const GRID: usize = 400;
+        let uniform = |i: usize| (i as f64 + 0.5) / GRID as f64;
+        let dist = [DraftDist::Dense(q.to_vec())];
+        let mut out = vec![0.0; p.len()];
+        for (draft, &mass) in q.iter().enumerate() {
+            let share = verified(draft);
+            out.iter_mut().zip(p).for_each(|(o, p)| *o += mass * (1.0 - share) * p);
+            for (i, j) in (0..GRID).flat_map(|i| (0..GRID).map(move |j| (i, j))) {
+                let verdict = sampled(&[draft as u32], &dist, &[uniform(i), uniform(j)], |_, row| *row = p.to_vec());
+                let token = if verdict.accepted == 1 { draft } else { verdict.next as usize };
+                out[token] += mass * share / (GRID * GRID) as f64;
+            }
+        }
+        out
+    }
+
+    /// A window may end where something says so that is known before the draft is drawn, and not where the drawn draft says so.
+    #[test]
+    fn a_cut_that_looks_at_the_draft_bends_the_distribution() {
+        let (p, q) = ([0.5, 0.3, 0.2], [0.2, 0.6, 0.2]);
+        let off = |out: Vec<f64>| out.iter().zip(&p).map(|(o, p)| (o - p).abs()).fold(0.0, f64::max);
+        for share in [0.0, 0.3, 1.0] {
+            assert!(off(output(&p, &q, |_| share)) < 0.005, "share {share}");
+        }
+        // Only drafts of a probability above .5 are verified: p = .4 (.5, .3, .2) + .6 (.5, .5, 0).
+        let bent = output(&p, &q, |draft| f64::from(u8::from(q[draft] > 0.5)));
+        for (got, want) in bent.iter().zip([0.5, 0.42, 0.08]) {
+            assert!((got - want).abs() < 0.005, "{bent:?}");
+        }
+    }
 }

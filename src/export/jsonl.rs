@@ -107,6 +107,9 @@ impl<'a> Writer<'a> {
         if let Some(Some(probabilities)) = s.draft_probs.get(i) {
             put("draft_probs", floats(probabilities));
         }
+        if let Some(Some(confidences)) = s.draft_confidences.get(i) {
+            put("draft_confidences", floats(confidences));
+        }
         put("begin_ns", s.host_begin_ns[i].into());
         put("end_ns", s.host_end_ns[i].into());
         put("draft_ns", s.draft_host_ns[i].into());

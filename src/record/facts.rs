@@ -7,7 +7,8 @@ use crate::engine::forecast::StepBytes;
 use crate::engine::tensors::Component;
 use crate::engine::weights::{Mlp, MoeWeights};
 use crate::trace::manifest::{
-    DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, WindowCompleteness,
+    DeviceInfo, DrafterInfo, ExternalDrafter, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification,
+    WindowCompleteness,
 };
 use std::collections::BTreeMap;
 
@@ -60,6 +61,12 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
             kind: options.draft.as_str().to_owned(),
             draft_len: small(draft_len),
             bytes_per_draft: bytes_per_draft(plan.checkpoint, options.draft),
+            external: plan.drafter.map(|drafter| ExternalDrafter {
+                name: drafter.name.clone(),
+                identity: drafter.identity.clone(),
+                block_size: small(drafter.config.block_size),
+                min_survival: (options.min_survival > 0.0).then_some(options.min_survival),
+            }),
         },
         sampling: SamplingInfo {
             temperature: options.sampling.temperature,
@@ -76,7 +83,7 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         window_completeness: WindowCompleteness::Full,
         id_space: IdSpace::Logical,
         token_hash: None,
-        instrumentation: Instrumentation::default(),
+        instrumentation: Instrumentation { warmup_requests: Some(options.warmup), ..Instrumentation::default() },
         emulated: false,
         router_weights: options.router_weights,
         text_stored: options.store_text,
@@ -89,6 +96,8 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
 fn bytes_per_draft(checkpoint: &Checkpoint, draft: DraftKind) -> Option<u64> {
     match draft {
         DraftKind::Mtp => StepBytes::new(&checkpoint.config, &checkpoint.inventory, 0).draft_pass.map(|bytes| bytes as u64),
+        // A block makes all its drafts at once: there is no cost of one.
+        DraftKind::Dspark => None,
         DraftKind::Ngram | DraftKind::None => Some(0),
     }
 }

@@ -4,6 +4,7 @@
 //! plan's requests into any [`crate::trace::Probe`], and [`record`] runs it into a trace.
 
 mod bandwidth;
+mod builtin;
 mod error;
 mod facts;
 pub mod machine;
@@ -13,6 +14,7 @@ pub mod sweep;
 pub mod workload;
 
 pub use bandwidth::copy_gb_per_s;
+pub use builtin::Workload;
 pub use error::RecordError;
 pub use facts::{model_shape, run_facts};
 pub use plan::{MAX_PREFILL_CHUNK, Options, Plan, PlannedRequest};

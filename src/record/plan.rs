@@ -3,7 +3,8 @@
 use super::RecordError;
 use super::workload::{Prompt, PromptSource, WorkloadError};
 use crate::engine::chat::{ChatTemplate, special_token};
-use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
+use crate::engine::drafter::{self, DraftKind, Drafter, MAX_DRAFT_LEN};
+use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::sampling::Sampling;
 use crate::engine::speculate::Settings;
 use crate::engine::tokenizer::Tokenizer;
@@ -36,6 +37,12 @@ pub struct Options {
     pub store_text: bool,
     /// Whether the times of the engine's operations are recorded.
     pub kernels: bool,
+    /// A window of a DSpark drafter ends where the product of its drafts' confidences falls below this; 0 = never.
+    pub min_survival: f64,
+    /// Whether the model thinks first, in chats that do not say so themselves; the template's own default when `None`.
+    pub thinking: Option<bool>,
+    /// Requests that are run before the first recorded one and left out: those of the plan, from the first on.
+    pub warmup: u32,
 }
 
 impl Default for Options {
@@ -51,6 +58,9 @@ impl Default for Options {
             router_weights: false,
             store_text: false,
             kernels: true,
+            min_survival: 0.0,
+            thinking: None,
+            warmup: 0,
         }
     }
 }
@@ -73,6 +83,8 @@ pub struct PlannedRequest {
 pub struct Plan<'c> {
     /// The model.
     pub checkpoint: &'c Checkpoint,
+    /// The drafter's own checkpoint, of [`DraftKind::Dspark`].
+    pub drafter: Option<&'c DsparkCheckpoint>,
     /// What to do.
     pub options: Options,
     /// The requests, in order.
@@ -84,28 +96,68 @@ pub struct Plan<'c> {
 }
 
 impl<'c> Plan<'c> {
-    /// Checks options and prompts against a model.
+    /// [`Plan::with_drafter`] of a model that needs none.
     ///
     /// # Errors
-    /// When an option is out of range, a prompt cannot be tokenized, has a token that the model does not know, or does not
-    /// fit the model's context with what is to be generated. Prompts are named by where they were read.
+    /// As there.
     pub fn new(checkpoint: &'c Checkpoint, prompts: &[Prompt], options: Options) -> Result<Self, RecordError> {
+        Self::with_drafter(checkpoint, None, prompts, options)
+    }
+
+    /// Checks options and prompts against a model and the drafter that was opened for it.
+    ///
+    /// # Errors
+    /// When an option is out of range or asks for a drafter that is not there, a prompt cannot be tokenized, has a token that the
+    /// model does not know, or does not fit the contexts of model and drafter with what is to be generated. Prompts are named by
+    /// where they were read.
+    pub fn with_drafter(
+        checkpoint: &'c Checkpoint,
+        drafter: Option<&'c DsparkCheckpoint>,
+        prompts: &[Prompt],
+        options: Options,
+    ) -> Result<Self, RecordError> {
         check_options(&options)?;
         if options.draft == DraftKind::Mtp && checkpoint.weights.mtp.is_none() {
             return Err(RecordError::NoMtp { model: checkpoint.name.clone() });
         }
+        let drafter = drafter.filter(|_| options.draft == DraftKind::Dspark);
+        check_drafter(drafter, &options)?;
         let texts = Texts::open(checkpoint)?;
         if options.store_text && texts.tokenizer.is_none() {
             return Err(checkpoint.files.absent(TOKENIZER).into());
         }
-        let requests = prompts.iter().map(|p| texts.plan(p, checkpoint, &options)).collect::<Result<Vec<_>, _>>()?;
+        let context = checkpoint.config.max_position.min(drafter.map_or(usize::MAX, |d| d.config.max_position));
+        let requests = prompts.iter().map(|p| texts.plan(p, checkpoint, context, &options)).collect::<Result<Vec<_>, _>>()?;
         let mut stop_tokens = checkpoint.config.eos.clone();
         if let Some(eos) = texts.eos
             && !stop_tokens.contains(&eos)
         {
             stop_tokens.push(eos);
         }
-        Ok(Self { checkpoint, options, requests, stop_tokens, tokenizer: texts.tokenizer })
+        Ok(Self { checkpoint, drafter, options, requests, stop_tokens, tokenizer: texts.tokenizer })
+    }
+
+    /// The drafter of the run's requests.
+    ///
+    /// # Errors
+    /// When the model has no block for it, which [`Plan::with_drafter`] has refused.
+    pub fn build_drafter(&self) -> Result<Box<dyn Drafter + 'c>, RecordError> {
+        let model = self.checkpoint;
+        let built = match self.drafter {
+            Some(external) => Some(drafter::external(external, self.options.min_survival, &model.config, &model.weights)),
+            None => self.options.draft.build(&model.config, &model.weights),
+        };
+        built.ok_or_else(|| RecordError::NoMtp { model: model.name.clone() })
+    }
+
+    /// Drafts that every window has unless the context ends; `None` of a drafter that proposes as it likes.
+    pub fn full_window(&self) -> Option<usize> {
+        let full = match self.options.draft {
+            DraftKind::Mtp => true,
+            DraftKind::Dspark => self.options.min_survival == 0.0,
+            DraftKind::Ngram | DraftKind::None => false,
+        };
+        full.then_some(self.options.draft_len)
     }
 
     /// What the engine needs to know.
@@ -135,6 +187,32 @@ fn check_options(options: &Options) -> Result<(), EngineError> {
     range("max new tokens", options.max_new_tokens as usize, u32::MAX as usize)
 }
 
+/// Whether the drafter is there that the options ask for, and does what they ask of it.
+fn check_drafter(drafter: Option<&DsparkCheckpoint>, options: &Options) -> Result<(), RecordError> {
+    let refuse = |text: String| Err(EngineError::Request(text).into());
+    if !(0.0..=1.0).contains(&options.min_survival) {
+        return refuse(format!("draft confidence {} is not in 0...1", options.min_survival));
+    }
+    let Some(drafter) = drafter else {
+        return match options.draft {
+            DraftKind::Dspark => refuse("drafting with dspark needs a drafter's checkpoint; name it with --draft-model".into()),
+            _ if options.min_survival > 0.0 => refuse("only a dspark drafter says how sure it is; leave --draft-confidence out".into()),
+            _ => Ok(()),
+        };
+    };
+    let most = drafter.config.drafts();
+    if options.draft_len > most {
+        return refuse(format!(
+            "draft length {} is more than the {most} drafts of a block of {}; give {most} or less",
+            options.draft_len, drafter.name
+        ));
+    }
+    if options.min_survival > 0.0 && drafter.weights.confidence.is_none() {
+        return refuse(format!("{} has no confidence head; leave --draft-confidence out", drafter.name));
+    }
+    Ok(())
+}
+
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
@@ -157,7 +235,8 @@ impl Texts {
         Ok(Self { tokenizer, eos, config })
     }
 
-    fn plan(&self, prompt: &Prompt, checkpoint: &Checkpoint, options: &Options) -> Result<PlannedRequest, RecordError> {
+    /// `context`: tokens that may be in the cache.
+    fn plan(&self, prompt: &Prompt, checkpoint: &Checkpoint, context: usize, options: &Options) -> Result<PlannedRequest, RecordError> {
         let refuse = |message: String| WorkloadError::prompt(&prompt.origin, message);
         let tokens = match &prompt.source {
             PromptSource::Tokens(ids) => ids.clone(),
@@ -166,7 +245,7 @@ impl Texts {
                 let template = self
                     .template(checkpoint)?
                     .ok_or_else(|| refuse(format!("{}: has no chat template; give `prompt` instead of `messages`", checkpoint.name)))?;
-                let text = template.render(messages, *enable_thinking).map_err(|e| refuse(e.to_string()))?;
+                let text = template.render(messages, enable_thinking.or(options.thinking)).map_err(|e| refuse(e.to_string()))?;
                 self.tokenizer(checkpoint)?.encode(&text, false)?
             }
         };
@@ -180,11 +259,11 @@ impl Texts {
         let max_new_tokens = prompt.max_new_tokens.unwrap_or(options.max_new_tokens);
         // The last generated token is never put into the cache.
         let needed = tokens.len() as u64 + u64::from(max_new_tokens) - 1;
-        if needed > config.max_position as u64 {
+        if needed > context as u64 {
             let length = tokens.len();
             let message = format!(
-                "{length} prompt tokens and {max_new_tokens} new ones do not fit the model's context of {}; shorten the prompt or lower max_new_tokens",
-                config.max_position
+                "{length} prompt tokens and {max_new_tokens} new ones do not fit the {} context of {context}; shorten the prompt or lower max_new_tokens",
+                if context < config.max_position { "drafter's" } else { "model's" }
             );
             return Err(refuse(message).into());
         }

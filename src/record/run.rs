@@ -69,8 +69,8 @@ struct Tally<'a> {
     inner: &'a mut dyn Probe,
     totals: Totals,
     requests: usize,
-    /// Drafts that a window has unless the context ends; 0 for a drafter that proposes as it likes.
-    full_window: usize,
+    /// See [`Plan::full_window`].
+    full_window: Option<usize>,
     settled: u64,
     progress: &'a mut dyn FnMut(Progress),
 }
@@ -108,7 +108,7 @@ impl Probe for Tally<'_> {
             Phase::Verify => {
                 totals.verify_steps += 1;
                 totals.accepted += u64::from(step.accepted);
-                totals.short_windows += u64::from(step.rows() <= self.full_window);
+                totals.short_windows += u64::from(self.full_window.is_some_and(|drafts| step.rows() <= drafts));
             }
         }
         self.settled += step.emitted_tokens.len() as u64;
@@ -123,7 +123,8 @@ impl Probe for Tally<'_> {
     }
 }
 
-/// Runs the plan's requests into `probe` until they end or `stop` is set; `clock` stamps the steps.
+/// Runs the plan's requests into `probe` until they end or `stop` is set; `clock` stamps the steps. Warm-up requests come first
+/// and are told to nobody.
 ///
 /// A stopped run is not an error: its totals say so, and its last request ends as aborted.
 ///
@@ -136,12 +137,38 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Totals, RecordError> {
-    let options = &plan.options;
+    let mut speculator = ready(plan, clock, stop)?;
+    run_requests(plan, &mut speculator, probe, stop, progress)
+}
+
+/// A speculator that the plan's warm-up requests have been run on. Their random numbers are not those of any recorded request.
+fn ready<'c>(plan: &Plan<'c>, clock: Clock, stop: &AtomicBool) -> Result<Speculator<'c>, RecordError> {
     let model = plan.checkpoint;
-    let none = || RecordError::NoMtp { model: model.name.clone() };
-    let drafter = options.draft.build(&model.config, &model.weights).ok_or_else(none)?;
-    let mut speculator = Speculator::new(&model.config, &model.weights, drafter, plan.settings(), clock);
-    let full_window = if options.draft == DraftKind::Mtp { options.draft_len } else { 0 };
+    let mut speculator = Speculator::new(&model.config, &model.weights, plan.build_drafter()?, plan.settings(), clock);
+    for (number, planned) in (0..plan.options.warmup).zip(plan.requests.iter().cycle()) {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let request = Request {
+            request_id: u32::MAX - number,
+            prompt: &planned.tokens,
+            max_new_tokens: planned.max_new_tokens as usize,
+            baseline_steps: 0,
+        };
+        speculator.warm_up(request, stop)?;
+    }
+    Ok(speculator)
+}
+
+fn run_requests(
+    plan: &Plan<'_>,
+    speculator: &mut Speculator<'_>,
+    probe: &mut dyn Probe,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Totals, RecordError> {
+    let options = &plan.options;
+    let full_window = plan.full_window();
     let mut tally = Tally { inner: probe, totals: Totals::default(), requests: plan.requests.len(), full_window, settled: 0, progress };
     for (number, planned) in plan.requests.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
@@ -201,9 +228,13 @@ pub fn record(
     // What the experts' times are compared with; without them it would only delay the start.
     facts.instrumentation.copy_gb_per_s = kernels.then(copy_gb_per_s).flatten();
     let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, kernels, ..WriterOptions::default() })?;
-    let sampler = telemetry.then(|| HostSampler::start(writer.telemetry(), SAMPLE_INTERVAL)).transpose()?;
-    let ended = run(plan, clock, &mut writer, stop, progress);
-    drop(sampler);
+    let sampler = || telemetry.then(|| HostSampler::start(writer.telemetry(), SAMPLE_INTERVAL)).transpose();
+    // Samples begin with the recorded requests.
+    let ended = ready(plan, clock, stop).and_then(|speculator| Ok((speculator, sampler()?))).and_then(|(mut speculator, sampler)| {
+        let ended = run_requests(plan, &mut speculator, &mut writer, stop, progress);
+        drop(sampler);
+        ended
+    });
     match ended {
         Ok(totals) => {
             let warnings = warnings(plan, &totals);
@@ -231,6 +262,11 @@ fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {
     if made < wanted && !totals.interrupted {
         let message = format!("{made} of {wanted} baseline steps were made: the requests were too short for more");
         warnings.push(Warning::new("baseline_short", message));
+    }
+    if plan.options.draft == DraftKind::Dspark {
+        let message = "a block of this drafter costs the same however many of its drafts are verified: advice on other draft lengths, \
+                       which spreads drafting evenly over the drafts, is too kind to short ones";
+        warnings.push(Warning::new("block_drafter", message));
     }
     if totals.short_windows > 0 {
         let message = format!("{} windows have fewer drafts because the model's context ended", totals.short_windows);

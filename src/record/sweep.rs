@@ -103,6 +103,10 @@ impl Cell {
     pub fn options(&self, sweep: &Options) -> Options {
         let mut options = Options { draft: self.draft, draft_len: usize::from(self.draft_len.max(1)), ..sweep.clone() };
         options.sampling.temperature = self.temperature;
+        if self.draft != DraftKind::Dspark {
+            // The other drafters do not say how sure they are.
+            options.min_survival = 0.0;
+        }
         options
     }
 }
@@ -111,7 +115,8 @@ impl Cell {
 pub fn fingerprint(plan: &Plan<'_>) -> String {
     let mut hash = Sha256::new();
     hash.update(env!("CARGO_PKG_VERSION"));
-    hash.update(format!("{:?}", (&plan.checkpoint.identity, &plan.options, &plan.requests, &plan.stop_tokens)));
+    let drafter = plan.drafter.map(|drafter| &drafter.identity);
+    hash.update(format!("{:?}", (&plan.checkpoint.identity, drafter, &plan.options, &plan.requests, &plan.stop_tokens)));
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

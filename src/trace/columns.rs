@@ -145,6 +145,7 @@ pub(super) struct StepColumns {
     draft_host_ns: Vec<i64>,
     target_host_ns: Vec<i64>,
     device_ns: Vec<Option<i64>>,
+    draft_confidences: ListBuilder<Float32Builder>,
 }
 
 impl StepColumns {
@@ -163,6 +164,7 @@ impl StepColumns {
             parents: ListBuilder::new(Int16Builder::new()).with_field(item(DataType::Int16)),
             emitted_tokens: tokens(),
             draft_probs: ListBuilder::new(Float32Builder::new()).with_field(item(DataType::Float32)),
+            draft_confidences: ListBuilder::new(Float32Builder::new()).with_field(item(DataType::Float32)),
             host_begin_ns: Vec::new(),
             host_end_ns: Vec::new(),
             draft_host_ns: Vec::new(),
@@ -191,6 +193,8 @@ impl StepColumns {
         self.draft_host_ns.push(step.draft_host_ns);
         self.target_host_ns.push(step.target_host_ns);
         self.device_ns.push(step.device_ns);
+        self.draft_confidences.values().append_slice(step.draft_confidences.as_deref().unwrap_or_default());
+        self.draft_confidences.append(step.draft_confidences.is_some());
     }
 }
 
@@ -217,6 +221,7 @@ impl Columns for StepColumns {
             Arc::new(Int64Array::from(take(&mut self.draft_host_ns))),
             Arc::new(Int64Array::from(take(&mut self.target_host_ns))),
             Arc::new(Int64Array::from(take(&mut self.device_ns))),
+            Arc::new(self.draft_confidences.finish()),
         ];
         RecordBatch::try_new(self.schema.clone(), columns)
     }

@@ -127,6 +127,8 @@ pub struct StepEvent {
     pub emitted_tokens: Vec<u32>,
     /// The drafter's own probability of each draft, when known. One per draft.
     pub draft_probs: Option<Vec<f32>>,
+    /// The drafter's own estimate that each draft is kept, given that those before it are, when it makes one. One per draft.
+    pub draft_confidences: Option<Vec<f32>>,
     /// Begin of the step (drafting included), ns since the Unix epoch by a monotonic clock.
     pub host_begin_ns: i64,
     /// End of the step (commit included), same clock.

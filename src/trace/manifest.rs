@@ -99,7 +99,7 @@ pub struct ModelShape {
 }
 
 /// The drafter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DrafterInfo {
     /// `mtp`, `ngram`, `dspark`, `none`, or a foreign engine's word.
     pub kind: String,
@@ -108,6 +108,22 @@ pub struct DrafterInfo {
     /// Weight bytes that one draft reads, where drafts are made one after the other; `null` when unknown.
     #[serde(default)]
     pub bytes_per_draft: Option<u64>,
+    /// The drafter's own checkpoint; absent of a drafter that has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<ExternalDrafter>,
+}
+
+/// A drafter with a checkpoint of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExternalDrafter {
+    /// Name of the checkpoint's folder.
+    pub name: String,
+    /// SHA-256 over configuration and weight headers, hexadecimal.
+    pub identity: String,
+    /// Rows of the block that every window is cut from.
+    pub block_size: u16,
+    /// Product of the drafts' confidences below which a window ends; `null` when windows are not cut.
+    pub min_survival: Option<f64>,
 }
 
 /// How tokens were chosen.
@@ -185,6 +201,9 @@ pub struct Instrumentation {
     /// plus bytes written, 10^9 a second; `null` when it was not measured.
     #[serde(default)]
     pub copy_gb_per_s: Option<f64>,
+    /// Requests that were run before the first recorded one and are not in the trace; absent when nobody said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warmup_requests: Option<u32>,
 }
 
 /// A note that belongs under every report of the trace.

@@ -37,6 +37,7 @@ pub mod col {
     pub const PARENTS: &str = "parents";
     pub const EMITTED_TOKENS: &str = "emitted_tokens";
     pub const DRAFT_PROBS: &str = "draft_probs";
+    pub const DRAFT_CONFIDENCES: &str = "draft_confidences";
     pub const HOST_BEGIN_NS: &str = "host_begin_ns";
     pub const HOST_END_NS: &str = "host_end_ns";
     pub const DRAFT_HOST_NS: &str = "draft_host_ns";
@@ -140,6 +141,7 @@ pub fn steps() -> SchemaRef {
         required(col::DRAFT_HOST_NS, Int64),
         required(col::TARGET_HOST_NS, Int64),
         optional(col::DEVICE_NS, Int64),
+        optional(col::DRAFT_CONFIDENCES, list_of(Float32)),
     ]))
 }
 

@@ -81,6 +81,8 @@ pub struct Steps {
     /// `None` for a chain. Empty unless asked for.
     pub parents: Vec<Option<Vec<i16>>>,
     pub draft_probs: Vec<Option<Vec<f32>>>,
+    /// Empty unless asked for.
+    pub draft_confidences: Vec<Option<Vec<f32>>>,
 }
 
 impl Steps {
@@ -102,7 +104,7 @@ pub(super) enum StepColumns {
     Plain,
     /// The input tokens.
     Inputs,
-    /// The input tokens and the parents.
+    /// The input tokens, the parents and the drafts' confidences.
     All,
 }
 
@@ -111,11 +113,16 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<S
     let mut steps = Steps::default();
     let mut wanted = schema::steps();
     let (inputs, details) = (columns != StepColumns::Plain, columns == StepColumns::All);
-    if !details {
-        let left_out = [col::PARENTS, if inputs { "" } else { col::INPUT_TOKENS }];
-        let kept: Vec<_> = wanted.fields().iter().filter(|f| !left_out.contains(&f.name().as_str())).cloned().collect();
-        wanted = Schema::new(kept).into();
-    }
+    // Traces before 1.2 have no such column.
+    let confidences = details && parts.iter().all(|part| part.metadata.schema().field_with_name(col::DRAFT_CONFIDENCES).is_ok());
+    let read = |name: &str| match name {
+        col::PARENTS => details,
+        col::INPUT_TOKENS => inputs,
+        col::DRAFT_CONFIDENCES => confidences,
+        _ => true,
+    };
+    let kept: Vec<_> = wanted.fields().iter().filter(|f| read(f.name())).cloned().collect();
+    wanted = Schema::new(kept).into();
     let mut budget = Budget::new(schema::STEPS, parts)?;
     for part in parts {
         read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {
@@ -151,6 +158,14 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<S
                 steps.draft_probs.push(list.map(<[f32]>::to_vec));
                 true
             })?;
+            if confidences {
+                rows.lists::<Float32Type>(col::DRAFT_CONFIDENCES, |list| {
+                    steps.draft_confidences.push(list.map(<[f32]>::to_vec));
+                    true
+                })?;
+            } else if details {
+                steps.draft_confidences.resize(steps.step_id.len(), None);
+            }
             let before = first.saturating_sub(1);
             match (before + 1..steps.step_id.len()).find(|&i| steps.step_id[i] <= steps.step_id[i - 1]) {
                 Some(i) if i >= first => Err(rows.error(i - first, &format!("step {} is out of order", steps.step_id[i]))),

@@ -111,18 +111,19 @@ fn check_steps(v: &mut Validation, steps: &Steps) {
     let broken = first(steps, |i| {
         let rows = usize::from(steps.rows[i]);
         let parents = steps.parents[i].as_deref();
-        let probs = steps.draft_probs[i].as_deref();
+        let known = [&steps.draft_probs, &steps.draft_confidences].map(|of| of.get(i).and_then(|list| list.as_deref()));
+        let bad_shares = |list: &[f32]| list.len() + 1 != rows || list.iter().any(|q| !(0.0..=1.0).contains(q));
         let bad_parent =
             |parents: &[i16]| parents.iter().enumerate().any(|(row, &parent)| parent < -1 || (row > 0 && i64::from(parent) >= row as i64));
         if parents.is_some_and(|p| p.len() != rows || bad_parent(p)) {
             Some(format!("parents do not fit {rows} rows"))
-        } else if probs.is_some_and(|p| p.len() + 1 != rows || p.iter().any(|q| !(0.0..=1.0).contains(q))) {
-            Some(format!("draft probabilities do not fit {rows} rows"))
+        } else if known.into_iter().flatten().any(bad_shares) {
+            Some(format!("draft probabilities or confidences do not fit {rows} rows"))
         } else {
             None
         }
     });
-    v.add("step_drafts", broken, "parents and draft probabilities fit the rows");
+    v.add("step_drafts", broken, "parents, draft probabilities and confidences fit the rows");
     let broken = first(steps, |i| {
         let (emitted, most) = (steps.emitted_tokens.get(i).len(), usize::from(steps.accepted[i]) + 1);
         // Verify and decode emit at least the bonus token, unless the request was cut before it.

@@ -198,8 +198,9 @@ impl TraceWriter {
         if usize::from(step.accepted) >= rows {
             return wrong(format!("it accepts {} drafts in {rows} rows", step.accepted));
         }
-        if step.parents.as_ref().is_some_and(|p| p.len() != rows) || step.draft_probs.as_ref().is_some_and(|p| p.len() + 1 != rows) {
-            return wrong(format!("parents or draft probabilities do not match its {rows} rows"));
+        let of_drafts = [&step.draft_probs, &step.draft_confidences];
+        if step.parents.as_ref().is_some_and(|p| p.len() != rows) || of_drafts.into_iter().flatten().any(|p| p.len() + 1 != rows) {
+            return wrong(format!("parents, draft probabilities or confidences do not match its {rows} rows"));
         }
         let routes = &step.routes;
         if routes.blocks.is_empty() && routes.ids.is_empty() {

@@ -150,7 +150,7 @@ fn what_cannot_be_done_is_said_before_anything_is_made() {
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&[&demo[..], &["--backend", "cuda"]].concat(), 3, &["--backend cuda", "--backend cpu"]),
         (&[&demo[..], &["--kernels", "cupti"]].concat(), 3, &["--kernels cupti", "CPU"]),
-        (&[&demo[..], &["--draft", "dspark"]].concat(), 2, &["dspark", "not in this build"]),
+        (&[&demo[..], &["--draft", "dspark"]].concat(), 2, &["--draft dspark", "--draft-model DIR"]),
         (&[&demo[..], &["--draft-model", "x"]].concat(), 2, &["--draft-model"]),
         (&[&demo[..], &["--draft-len", "0"]].concat(), 2, &["--draft-len"]),
         (&[&demo[..], &["--draft-len", "16"]].concat(), 2, &["--draft-len"]),

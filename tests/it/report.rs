@@ -100,7 +100,7 @@ impl Probe for Altered<'_> {
             };
             step.input_tokens.truncate(step.rows() - less);
             step.accepted = step.accepted.min(step.rows() as u16 - 1);
-            step.draft_probs = None;
+            (step.draft_probs, step.draft_confidences) = (None, None);
             step.emitted_tokens.truncate(usize::from(step.accepted) + 1);
             let rows = if self.kept_only { usize::from(step.accepted) + 1 } else { step.rows() };
             step.routes = cut(&step.routes, rows);

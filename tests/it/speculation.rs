@@ -23,8 +23,8 @@ const SAFE_MARGIN: f64 = 1e-4;
 
 /// A probe that keeps everything.
 #[derive(Default)]
-struct Keep {
-    steps: Vec<StepEvent>,
+pub struct Keep {
+    pub steps: Vec<StepEvent>,
     requests: Vec<RequestEvent>,
     weights: bool,
 }
@@ -50,7 +50,7 @@ impl Keep {
         self.steps.iter().filter(|s| s.request_id == request).flat_map(|s| s.emitted_tokens.clone()).collect()
     }
 
-    fn hash(&self) -> String {
+    pub fn hash(&self) -> String {
         let mut hasher = TokenHasher::default();
         self.steps.iter().for_each(|s| hasher.add(s.request_id, &s.emitted_tokens));
         hasher.finish()
@@ -398,31 +398,36 @@ fn sampled_speculation_repeats_with_its_seed() {
 fn sampled_speculation_follows_the_plain_distribution() {
     const RUNS: usize = 800;
     let prompts = vec![golden_prompts().remove(1); RUNS];
-    let counts = |draft, seed| {
+    let outputs = |draft, seed| {
         let sampling = Sampling { temperature: 1.5, top_p: 1.0, top_k: 4, seed };
         let (keep, totals) = generate(&prompts, Options { sampling, ..greedy(draft, 2, 3) });
-        let mut counts = std::collections::BTreeMap::<Vec<u32>, f64>::new();
         let mut tokens = vec![Vec::new(); RUNS];
         keep.steps.iter().for_each(|s| tokens[s.request_id as usize].extend_from_slice(&s.emitted_tokens));
-        tokens.into_iter().for_each(|t| *counts.entry(t).or_default() += 1.0);
-        (counts, totals)
+        (tokens, totals)
     };
-    let (plain, _) = counts(DraftKind::None, 1);
-    let (drafted, totals) = counts(DraftKind::Mtp, 2);
+    let (plain, _) = outputs(DraftKind::None, 1);
+    let (drafted, totals) = outputs(DraftKind::Mtp, 2);
     assert!(totals.accepted > 0 && totals.accepted < 2 * totals.verify_steps, "drafts are all alike: {totals:?}");
-    // Two-sample chi-square over the triples; rare ones are pooled.
-    let keys: BTreeSet<_> = plain.keys().chain(drafted.keys()).collect();
+    chi_square(&plain, &drafted);
+}
+
+/// Two-sample chi-square test that as many outputs on both sides come from one distribution; rare ones are pooled.
+pub fn chi_square(left: &[Vec<u32>], right: &[Vec<u32>]) {
+    assert_eq!(left.len(), right.len());
+    let mut counts = std::collections::BTreeMap::<&[u32], (f64, f64)>::new();
+    left.iter().for_each(|output| counts.entry(output).or_default().0 += 1.0);
+    right.iter().for_each(|output| counts.entry(output).or_default().1 += 1.0);
     let (mut chi, mut classes, mut rest) = (0.0, 0.0, (0.0, 0.0));
-    let mut add = |a: f64, b: f64| {
+    let mut add = |(a, b): (f64, f64)| {
         chi += (a - b).powi(2) / (a + b);
         classes += 1.0;
     };
-    for key in keys {
-        let of = |counts: &std::collections::BTreeMap<Vec<u32>, f64>| counts.get(key).copied().unwrap_or_default();
-        let (a, b) = (of(&plain), of(&drafted));
-        if a + b >= 20.0 { add(a, b) } else { rest = (rest.0 + a, rest.1 + b) }
+    for &(a, b) in counts.values() {
+        if a + b >= 20.0 { add((a, b)) } else { rest = (rest.0 + a, rest.1 + b) }
     }
-    add(rest.0, rest.1);
+    if rest.0 + rest.1 > 0.0 {
+        add(rest);
+    }
     let degrees: f64 = classes - 1.0;
     assert!(degrees > 10.0, "too few classes: {classes}");
     assert!(chi < degrees + 5.0 * (2.0 * degrees).sqrt(), "chi-square {chi} with {degrees} degrees of freedom");

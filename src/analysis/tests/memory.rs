@@ -154,7 +154,7 @@ pub fn manifest(layers: &[u16], experts: u16, k: u16) -> Manifest {
             bytes_per_expert: 12288,
             bytes_other_per_step: None,
         },
-        drafter: DrafterInfo { kind: "mtp".into(), draft_len: 3, bytes_per_draft: None },
+        drafter: DrafterInfo { kind: "mtp".into(), draft_len: 3, bytes_per_draft: None, external: None },
         sampling: SamplingInfo { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, max_new_tokens: 64, ignore_eos: false },
         verification: Verification::Exact,
         engine: "test".into(),

@@ -15,7 +15,7 @@ pub fn text(summary: &Summary, width: usize, color: bool) -> String {
     out
 }
 
-fn title(out: &mut String, text: &str, color: bool) {
+pub(super) fn title(out: &mut String, text: &str, color: bool) {
     let bold = if color { anstyle::Style::new().bold() } else { anstyle::Style::new() };
     let _ = writeln!(out, "{bold}{text}{bold:#}");
 }
@@ -47,7 +47,7 @@ fn head(out: &mut String, s: &Summary, width: usize, color: bool) {
 }
 
 /// A sentence in as many lines as it needs.
-fn indented(out: &mut String, text: &str, width: usize, first: &str, next: &str) {
+pub(super) fn indented(out: &mut String, text: &str, width: usize, first: &str, next: &str) {
     for (i, line) in wrap(text, width.saturating_sub(next.len())).iter().enumerate() {
         let _ = writeln!(out, "{}{line}", if i == 0 { first } else { next });
     }
@@ -122,7 +122,7 @@ fn forecast(out: &mut String, s: &Summary, width: usize, color: bool) {
 }
 
 /// A table without lines, numbers to the right.
-fn table(width: usize, heads: &[&str]) -> Table {
+pub(super) fn table(width: usize, heads: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::try_from(width.saturating_sub(1)).unwrap_or(u16::MAX));
@@ -136,7 +136,7 @@ fn table(width: usize, heads: &[&str]) -> Table {
     table
 }
 
-fn finish(out: &mut String, table: Table) {
+pub(super) fn finish(out: &mut String, table: Table) {
     for line in table.to_string().lines() {
         let _ = writeln!(out, " {}", line.trim_end());
     }
@@ -161,12 +161,12 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 }
 
 /// `11.80 MB`: decimal units, as vendors quote bandwidth.
-fn bytes(value: f64) -> String {
+pub(super) fn bytes(value: f64) -> String {
     scaled(value, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
 /// `127.49 B`: thousand, million, billion.
-fn count(value: f64) -> String {
+pub(super) fn count(value: f64) -> String {
     scaled(value, &["", "k", "M", "B", "T"]).trim_end().to_owned()
 }
 

@@ -5,17 +5,11 @@
 //! block its own output and the draft before it, and these rows leave the cache as soon as the window is proposed:
 //! whatever is accepted comes back with true hidden states.
 
-use super::{Drafter, Drafts, EngineError, MAX_DRAFT_LEN, RouteTap, Sampler};
+use super::{Drafter, Drafts, EngineError, MAX_WAITING, RouteTap, Sampler};
 use crate::engine::NoTap;
 use crate::engine::mtp::Mtp;
-use crate::engine::sampling::{argmax, inverse_cdf, softmax_of};
 use crate::engine::session::LogitRows;
-use crate::engine::verify::DraftDist;
 use crate::trace::{Component, Module};
-
-/// Observed rows that may wait for the next proposal. Longer runs, prompts above all, are put into the cache at once:
-/// their hidden states would fill the memory.
-const MAX_WAITING: usize = MAX_DRAFT_LEN + 1;
 
 /// The MTP drafter of one request at a time.
 #[derive(Debug)]
@@ -82,27 +76,5 @@ impl Drafter for MtpDrafter<'_> {
         }
         self.mtp.truncate(observed);
         Ok(drafts)
-    }
-}
-
-impl Drafts {
-    /// Adds the draft that a row of logits makes: its argmax for a greedy request, else drawn from the row's distribution
-    /// under the request's own temperature and filters, which is kept as q.
-    fn push(&mut self, logits: &[f32], sampler: &mut Sampler) {
-        let (token, prob) = if sampler.is_greedy() {
-            let token = argmax(logits);
-            (token, self.probs.is_some().then(|| softmax_of(logits, token)))
-        } else {
-            let mut q = Vec::new();
-            sampler.distribution(logits, &mut q);
-            let token = inverse_cdf(&q, sampler.uniform());
-            let prob = q.get(token as usize).copied().unwrap_or_default() as f32;
-            self.dists.push(DraftDist::Dense(q));
-            (token, Some(prob))
-        };
-        self.tokens.push(token);
-        if let (Some(probs), Some(prob)) = (&mut self.probs, prob) {
-            probs.push(prob);
-        }
     }
 }

@@ -28,7 +28,7 @@ impl Drafter for NgramDrafter {
         let tokens = tap.time(Module::Draft, Component::Draft, || lookup(history, limit).to_vec());
         // Drafts were not drawn from anything: q is one-hot, and no probability of them is known.
         let dists = if sampler.is_greedy() { Vec::new() } else { vec![DraftDist::OneHot; tokens.len()] };
-        Ok(Drafts { tokens, dists, probs: None })
+        Ok(Drafts { tokens, dists, ..Drafts::default() })
     }
 }
 

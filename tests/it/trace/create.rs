@@ -94,10 +94,11 @@ fn events_that_could_not_be_read_back_are_refused() {
     let mut probe = FirstVerify::default();
     small().emit(&mut probe).unwrap();
     let good = probe.0.unwrap();
-    let changes: [(&str, fn(&mut StepEvent)); 6] = [
+    let changes: [(&str, fn(&mut StepEvent)); 7] = [
         ("accepts 3 drafts", |s| s.accepted = 3),
         ("0 rows", |s| s.input_tokens.clear()),
         ("parents", |s| s.parents = Some(vec![-1])),
+        ("confidences", |s| s.draft_confidences = Some(vec![0.5])),
         ("expert 16 of 16", |s| s.routes.ids[5] = 16),
         ("gate weights", |s| s.routes.weights.truncate(3)),
         ("experts per row", |s| s.routes.k = 2),
@@ -114,6 +115,30 @@ fn events_that_could_not_be_read_back_are_refused() {
     let trace = Trace::open(&dir.path().join("t")).unwrap();
     assert_eq!(trace.steps().unwrap().len(), 1);
     assert_eq!(trace.manifest().incomplete_reason.as_deref(), Some("interrupted"));
+}
+
+/// A share that is none is written as it is and found by the checks; a trace before 1.2 has no confidences.
+#[test]
+fn confidences_are_checked_where_there_are_any() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut probe = FirstVerify::default();
+    small().emit(&mut probe).unwrap();
+    let good = probe.0.unwrap();
+    for (value, failed) in [(0.5, 0), (1.5, 1), (f32::NAN, 1)] {
+        let path = dir.path().join(format!("t{value}"));
+        let mut writer = TraceWriter::create(&path, small().manifest(), &options(false)).unwrap();
+        writer.step(StepEvent { draft_confidences: Some(vec![value; good.rows() - 1]), ..good.clone() }).unwrap();
+        writer.finish(Ending::Incomplete("interrupted".into())).unwrap();
+        let trace = Trace::open(&path).unwrap();
+        let of_drafts = validate(&trace).unwrap().checks.into_iter().filter(|c| c.name == "step_drafts" && !c.ok).count();
+        assert_eq!(of_drafts, failed, "{value}");
+    }
+    for version in ["v1.0", "v1.1"] {
+        let trace = Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/compat").join(version).join("trace")).unwrap();
+        let steps = trace.steps_with_details().unwrap();
+        assert_eq!(steps.draft_confidences.len(), steps.len());
+        assert!(steps.draft_confidences.iter().all(Option::is_none));
+    }
 }
 
 /// All files with their content.

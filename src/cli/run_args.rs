@@ -1,0 +1,178 @@
+//! What `record` and `sweep` have in common: the model, its drafter's checkpoint, the prompts and how tokens are chosen.
+
+use super::exit::Failure;
+use crate::engine::drafter::DraftKind;
+use crate::engine::sampling::Sampling;
+use crate::engine::{Checkpoint, DsparkCheckpoint};
+use crate::record::{Options, Prompt, RecordError, Workload, workload};
+use std::path::PathBuf;
+
+/// Arguments of every recording.
+#[derive(Debug, clap::Args)]
+pub(super) struct RunArgs {
+    /// Checkpoint directory, or `demo` for the built-in model
+    #[arg(long, value_name = "DIR|demo", help_heading = "Model")]
+    pub model: PathBuf,
+
+    /// Checkpoint directory of a separate drafter (with --draft dspark)
+    #[arg(long, value_name = "DIR", help_heading = "Drafting")]
+    pub draft_model: Option<PathBuf>,
+    /// End a window where the product of the drafter's confidences falls below this, from 0 (never) to 1; the first draft is
+    /// always verified (with --draft dspark)
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Drafting")]
+    pub draft_confidence: f64,
+    /// Plain decode steps to interleave over a recording, so that the verify ratio is measured in it
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Drafting")]
+    pub baseline_steps: u32,
+
+    /// File with one prompt a line, as JSON objects
+    #[arg(long, value_name = "FILE.jsonl", required_unless_present_any = ["prompt", "workload"], help_heading = "Workload")]
+    pub prompts: Option<PathBuf>,
+    /// A prompt's text (repeat for more)
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompts", help_heading = "Workload")]
+    pub prompt: Vec<String>,
+    /// Built-in prompts (separate several by commas)
+    #[arg(long, value_enum, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["prompts", "prompt"], help_heading = "Workload")]
+    pub workload: Vec<BuiltIn>,
+    /// Tokens to generate per request, unless its line says otherwise
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
+    pub max_new_tokens: u32,
+    /// Go on after an end-of-sequence token
+    #[arg(long, help_heading = "Workload")]
+    pub ignore_eos: bool,
+    /// Whether the model thinks before it answers, in chats that do not say so themselves [default: as the template has it]
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Workload")]
+    pub thinking: Option<Thinking>,
+    /// Requests to run first and leave out of the trace: the first ones of the workload, which are recorded after that
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), help_heading = "Workload")]
+    pub warmup: u32,
+
+    /// Keep the most likely tokens of this mass, 1 = all
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    pub top_p: f64,
+    /// Keep this many most likely tokens, 0 = all
+    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
+    pub top_k: u32,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "S", default_value_t = 0, help_heading = "Sampling")]
+    pub seed: u64,
+}
+
+/// `--draft`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Draft {
+    /// The model's own multi-token-prediction block, chained
+    Mtp,
+    /// An external DSpark drafter
+    Dspark,
+    /// What followed the longest earlier occurrence of the text's end
+    Ngram,
+    /// Plain decoding
+    None,
+}
+
+/// `--workload`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum BuiltIn {
+    /// Questions and requests of everyday
+    Chat,
+    /// Functions to write, to explain and to mend
+    Code,
+    /// Word problems and derivations
+    Math,
+    /// Texts to repeat with small changes: the easiest for a drafter
+    Repeat,
+}
+
+/// `--thinking`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Thinking {
+    /// It thinks first
+    On,
+    /// It answers at once
+    Off,
+}
+
+impl Draft {
+    /// The drafter.
+    pub fn kind(self) -> DraftKind {
+        match self {
+            Self::Mtp => DraftKind::Mtp,
+            Self::Dspark => DraftKind::Dspark,
+            Self::Ngram => DraftKind::Ngram,
+            Self::None => DraftKind::None,
+        }
+    }
+}
+
+impl RunArgs {
+    /// Refuses what can be seen to be wrong before anything is opened, named as it is typed.
+    pub fn check(&self, drafters: &[Draft], temperatures: &[f64]) -> Result<(), Failure> {
+        if let Some(t) = temperatures.iter().find(|t| !(t.is_finite() && **t >= 0.0)) {
+            return Err(Failure::Input(format!("--temperature {t}: give 0 for greedy, or a number above it")));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Failure::Input(format!("--top-p {}: give a share above 0 and up to 1", self.top_p)));
+        }
+        if !(0.0..=1.0).contains(&self.draft_confidence) {
+            return Err(Failure::Input(format!("--draft-confidence {}: give a share from 0 to 1", self.draft_confidence)));
+        }
+        let dspark = drafters.contains(&Draft::Dspark);
+        if dspark && self.draft_model.is_none() {
+            return Err(Failure::Input("--draft dspark: name the drafter's checkpoint with --draft-model DIR".into()));
+        }
+        if !dspark && self.draft_model.is_some() {
+            return Err(Failure::Input("--draft-model goes with --draft dspark; the other drafters need no model of their own".into()));
+        }
+        if !dspark && self.draft_confidence > 0.0 {
+            return Err(Failure::Input(
+                "--draft-confidence goes with --draft dspark; the other drafters do not say how sure they are".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The prompts, in order.
+    pub fn read_prompts(&self) -> Result<Vec<Prompt>, Failure> {
+        if let Some(path) = &self.prompts {
+            return workload::read(path).map_err(|e| RecordError::from(e).into());
+        }
+        if self.workload.is_empty() {
+            return Ok(workload::from_texts(&self.prompt));
+        }
+        let prompts: Result<Vec<_>, _> = self.workload.iter().map(|name| Workload::from(*name).prompts()).collect();
+        prompts.map(|lists| lists.concat()).map_err(|e| RecordError::from(e).into())
+    }
+
+    /// The model, and the drafter's checkpoint where one is named.
+    pub fn open(&self) -> Result<(Checkpoint, Option<DsparkCheckpoint>), Failure> {
+        let checkpoint = Checkpoint::resolve(&self.model)?;
+        let drafter = self.draft_model.as_deref().map(|dir| DsparkCheckpoint::open(dir, &checkpoint.config)).transpose()?;
+        Ok((checkpoint, drafter))
+    }
+
+    /// What these arguments say of a recording; drafter, draft length and temperature are the command's own.
+    pub fn options(&self) -> Options {
+        Options {
+            max_new_tokens: self.max_new_tokens,
+            sampling: Sampling { temperature: 0.0, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
+            ignore_eos: self.ignore_eos,
+            baseline_steps: self.baseline_steps,
+            min_survival: self.draft_confidence,
+            thinking: self.thinking.map(|thinking| thinking == Thinking::On),
+            warmup: self.warmup,
+            ..Options::default()
+        }
+    }
+}
+
+impl From<BuiltIn> for Workload {
+    fn from(name: BuiltIn) -> Self {
+        match name {
+            BuiltIn::Chat => Self::Chat,
+            BuiltIn::Code => Self::Code,
+            BuiltIn::Math => Self::Math,
+            BuiltIn::Repeat => Self::Repeat,
+        }
+    }
+}
