@@ -32,6 +32,8 @@ pub mod validate;
 pub mod version;
 pub mod writer;
 
+pub use bounds::manifest_fault;
+pub use claim::check_replaceable;
 pub use error::TraceError;
 pub use event::{FinishReason, Module, Phase, RequestEvent, StepEvent, StepRoutes};
 pub use expert_set::ExpertSet;

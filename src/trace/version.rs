@@ -4,6 +4,8 @@
 //!
 //! * **1.0**: the first: `requests`, `steps`, `routes`, `telemetry` and `manifest.json`.
 //! * **1.1**: the table `kernels`; `instrumentation.copy_gb_per_s`.
+//! * **1.2**: what a foreign engine did not say: null in `sampling`, `drafter.draft_len` and sizes of `model`, `unknown` as a word,
+//!   `host_times`, `acceptance_known`, `model.experts_known`, `expert_counts`; steps without host times.
 //!
 //! An additional column, table or manifest key is a new minor version; anything that makes an older
 //! reader misunderstand the data is a new major version.
@@ -22,7 +24,7 @@ pub struct FormatVersion {
 }
 
 /// The version that this build writes. What each version brought is in the [module's](self) changelog.
-pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 1 };
+pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 2 };
 
 impl FormatVersion {
     /// Parses `major.minor`.

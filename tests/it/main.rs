@@ -8,6 +8,7 @@ mod doctor;
 mod export;
 mod goldens;
 mod help;
+mod import;
 mod inspect;
 mod layers;
 mod pages;
