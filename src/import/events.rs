@@ -9,13 +9,13 @@ use crate::trace::manifest::{
 };
 use crate::trace::writer::{Ending, WriterOptions};
 use crate::trace::{
-    FORMAT_VERSION, FinishReason, KernelEvent, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TelemetrySample, TraceError, TraceWriter,
-    manifest_fault,
+    FORMAT_VERSION, FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TelemetrySample, TraceError,
+    TraceWriter, manifest_fault,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What an importer knows of its source before the first step. The rest is unknown until [`Sink::facts_mut`] says it.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,7 +66,8 @@ impl Default for Source {
 }
 
 /// Events that wait for the trace's writer.
-const QUEUE: usize = 32;
+const QUEUE: usize = 64;
+const NEVER: Duration = Duration::from_secs(1 << 32);
 
 /// A step of which only this much is known: no times, no context, nothing emitted, no routes.
 pub fn step(request_id: u32, phase: Phase, input_tokens: Vec<u32>) -> StepEvent {
@@ -115,6 +116,9 @@ pub struct Sink {
     largest_id: Option<u16>,
     layers: BTreeSet<u16>,
     draft_layers: BTreeSet<u16>,
+    /// The layers in the order in which they came first, and the place of the next one expected.
+    order: Vec<(Module, u16)>,
+    turn: usize,
     left_out: BTreeMap<&'static str, LeftOut>,
     warnings: Vec<Warning>,
     counts: BTreeMap<u16, Vec<u64>>,
@@ -141,6 +145,8 @@ impl Sink {
             largest_id: None,
             layers: BTreeSet::new(),
             draft_layers: BTreeSet::new(),
+            order: Vec::new(),
+            turn: 0,
             left_out: BTreeMap::new(),
             warnings: Vec::new(),
             counts: BTreeMap::new(),
@@ -172,7 +178,8 @@ impl Sink {
 
     fn create_writer(&mut self, facts: Manifest) -> Result<(), ImportError> {
         // Few events wait: a step of a long prompt has megabytes of routes.
-        let options = WriterOptions { force: true, queue: QUEUE, count_waits: false, ..WriterOptions::default() };
+        // Nobody reads it before it is whole: no small parts at commits that would be merged again.
+        let options = WriterOptions { force: true, queue: QUEUE, count_waits: false, flush_interval: NEVER, kernels: false };
         self.writer = Some(TraceWriter::create(&self.temporary, facts, &options)?);
         Ok(())
     }
@@ -283,10 +290,17 @@ impl Sink {
         *self.emitted.entry(step.request_id).or_default() += u32::try_from(step.emitted_tokens.len()).unwrap_or(u32::MAX);
         self.largest_id = self.largest_id.max(step.routes.ids.iter().max().copied());
         for block in &step.routes.blocks {
-            match block.module {
-                crate::trace::Module::Target => self.layers.insert(block.layer),
-                crate::trace::Module::Draft => self.draft_layers.insert(block.layer),
-            };
+            let (module, layer) = (block.module, block.layer);
+            // Steps have their layers in the same order: mostly it is the one that came there before.
+            self.turn = if self.turn < self.order.len() { self.turn } else { 0 };
+            if self.order.get(self.turn) != Some(&(module, layer)) {
+                let layers = if module == Module::Target { &mut self.layers } else { &mut self.draft_layers };
+                if layers.insert(layer) {
+                    self.order.push((module, layer));
+                }
+                self.turn = self.order.iter().position(|known| *known == (module, layer)).unwrap_or(0);
+            }
+            self.turn += 1;
         }
         self.writer()?.step(step)?;
         Ok(id)

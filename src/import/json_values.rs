@@ -261,7 +261,7 @@ mod tests {
             ("[{\"a\":1},\n {\"a\":tru}]", "line 2 column 10"),
             ("{\n\"a\": 1,\n\"b\": x}", "line 3 column 6"),
             ("[{\"a\":1} {\"a\":1}]", "expected `,` or `]` at line 1 column 10"),
-            ("[{\"a\":1}] x", "trailing characters at line 1 column 12"),
+            ("[{\"a\":1}] x", "trailing characters at line 1 column 11"),
             ("[1,,2]", "line 1 column 4"),
             ("}", "line 1 column 1"),
         ] {

@@ -2,9 +2,11 @@
 
 use super::events;
 use super::input::Lines;
+use super::jsonl_cut::cut_routes;
 use super::jsonl_header::manifest;
 use super::jsonl_line::{KernelLine, RequestKey, RequestLine, StepLine, kind_at_begin};
 use super::jsonl_routes;
+use super::jsonl_table::Table;
 use super::{Head, ImportError, Importer, Options, Sink};
 use crate::trace::event::UNKNOWN_CONTEXT;
 use crate::trace::{FinishReason, KernelEvent, Manifest, Phase, RequestEvent, TelemetrySample, TraceError};
@@ -114,7 +116,7 @@ impl<'a> File<'a> {
             let Some((number, text)) = lines.next(MAX_LINE)? else { break };
             self.number = number;
             if self.kind(text)? == "step" {
-                let step: StepLine = self.parse("step", text)?;
+                let step = self.step_line(text)?;
                 times = times.or(Some(step.begin_ns.is_some() && step.end_ns.is_some()));
                 if step.routes.is_some() || step.draft_routes.is_some() {
                     weights = weights.or(Some(step.weights.is_some() || step.draft_weights.is_some()));
@@ -135,6 +137,9 @@ impl<'a> File<'a> {
         struct Kind {
             r#type: Option<Value>,
         }
+        if !text.starts_with(b"{") {
+            return Err(self.wrong("not a JSON object"));
+        }
         if let Some(kind) = kind_at_begin(text) {
             return Ok(String::from_utf8_lossy(kind).into_owned());
         }
@@ -150,6 +155,14 @@ impl<'a> File<'a> {
         serde_json::from_slice(text).map_err(|e| self.wrong(format!("{kind}: {e}")))
     }
 
+    /// A step's line; its routes are most of it and are read apart.
+    fn step_line(&self, text: &[u8]) -> Result<StepLine, ImportError> {
+        let Some((rest, routes)) = cut_routes(text) else { return self.parse("step", text) };
+        let mut line: StepLine = self.parse("step", &rest)?;
+        line.routes = Table::Nested(routes);
+        Ok(line)
+    }
+
     fn read(mut self) -> Result<(), ImportError> {
         let mut lines = Lines::open(self.path)?;
         lines.next(MAX_LINE)?;
@@ -158,7 +171,7 @@ impl<'a> File<'a> {
             self.number = number;
             let kind = self.kind(text)?;
             match kind.as_str() {
-                "step" => self.step(self.parse(&kind, text)?)?,
+                "step" => self.step(self.step_line(text)?)?,
                 "kernel" => self.kernel(self.parse(&kind, text)?)?,
                 "request" => self.request(self.parse(&kind, text)?)?,
                 "telemetry" => self.telemetry(text)?,

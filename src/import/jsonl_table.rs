@@ -45,6 +45,28 @@ impl<T> Default for Flat<T> {
 }
 
 impl<T> Flat<T> {
+    /// Where the values of the row that is being read go.
+    pub fn values_mut(&mut self) -> &mut Vec<T> {
+        &mut self.values
+    }
+
+    /// Ends the row that is being read.
+    pub fn end_row(&mut self) {
+        let begin = self.rows.iter().rev().find(|row| **row != UNKNOWN).map_or(0, |row| row.1);
+        self.rows.push((begin, self.values.len() as u32));
+    }
+
+    /// Adds a row that is not known.
+    pub fn unknown_row(&mut self) {
+        self.rows.push(UNKNOWN);
+    }
+
+    /// Ends the layer that is being read.
+    pub fn end_layer(&mut self) {
+        let begin = self.layers.last().map_or(0, |layer| layer.1);
+        self.layers.push((begin, self.rows.len() as u32));
+    }
+
     /// Number of layers.
     pub fn layers(&self) -> usize {
         self.layers.len()
@@ -149,14 +171,10 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for TableVisitor<T> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Table<T>, A::Error> {
         let mut flat = Flat::default();
-        loop {
-            let first = flat.rows.len() as u32;
-            if list.next_element_seed(Layer(&mut flat))?.is_none() {
-                return Ok(Table::Nested(flat));
-            }
-            let end = flat.rows.len() as u32;
-            flat.layers.push((first, end));
+        while list.next_element_seed(Layer(&mut flat))?.is_some() {
+            flat.end_layer();
         }
+        Ok(Table::Nested(flat))
     }
 }
 
@@ -207,16 +225,15 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Row<'_, T> {
     }
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {
-        self.0.rows.push(UNKNOWN);
+        self.0.unknown_row();
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let first = self.0.values.len() as u32;
         while let Some(value) = list.next_element()? {
             self.0.values.push(value);
         }
-        self.0.rows.push((first, self.0.values.len() as u32));
+        self.0.end_row();
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Rows of one step.
-const STEP_ROWS: usize = 4096;
+const STEP_ROWS: usize = 512;
 
 /// Which encoding a file has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,6 +11,7 @@ pub mod events;
 pub mod input;
 mod json_values;
 mod jsonl;
+mod jsonl_cut;
 mod jsonl_header;
 mod jsonl_line;
 mod jsonl_routes;

@@ -93,6 +93,11 @@ impl Dtype {
             }
             Ok(())
         }
+        // Every number of a narrow type fits: no number is looked at.
+        fn all<const N: usize>(bytes: &[u8], out: &mut Vec<i32>, of: impl Fn([u8; N]) -> i32) -> Result<(), String> {
+            out.extend(bytes.as_chunks::<N>().0.iter().map(|&number| of(number)));
+            Ok(())
+        }
         fn fits<T: Copy + std::fmt::Display + TryInto<i32>>(n: T) -> Result<i32, String> {
             n.try_into().map_err(|_| format!("{n} is not an expert id"))
         }
@@ -100,12 +105,12 @@ impl Dtype {
             if x.fract() == 0.0 && x.abs() <= f64::from(i32::MAX) { Ok(x as i32) } else { Err(format!("{x} is not an expert id")) }
         };
         match self {
-            Self::U8 => each(bytes, out, |b: [u8; 1]| Ok(i32::from(b[0]))),
-            Self::I8 => each(bytes, out, |b| Ok(i32::from(i8::from_le_bytes(b)))),
-            Self::U16 => each(bytes, out, |b| Ok(i32::from(u16::from_le_bytes(b)))),
-            Self::I16 => each(bytes, out, |b| Ok(i32::from(i16::from_le_bytes(b)))),
+            Self::U8 => all(bytes, out, |b: [u8; 1]| i32::from(b[0])),
+            Self::I8 => all(bytes, out, |b| i32::from(i8::from_le_bytes(b))),
+            Self::U16 => all(bytes, out, |b| i32::from(u16::from_le_bytes(b))),
+            Self::I16 => all(bytes, out, |b| i32::from(i16::from_le_bytes(b))),
             Self::U32 => each(bytes, out, |b| fits(u32::from_le_bytes(b))),
-            Self::I32 => each(bytes, out, |b| Ok(i32::from_le_bytes(b))),
+            Self::I32 => all(bytes, out, i32::from_le_bytes),
             Self::U64 => each(bytes, out, |b| fits(u64::from_le_bytes(b))),
             Self::I64 => each(bytes, out, |b| fits(i64::from_le_bytes(b))),
             Self::F32 => each(bytes, out, |b| whole(f64::from(f32::from_le_bytes(b)))),

@@ -6,7 +6,7 @@ use super::{ImportError, Options, Sink};
 use crate::trace::{FinishReason, Phase, StepRoutes};
 
 /// Rows of one step.
-const STEP_ROWS: usize = 4096;
+const STEP_ROWS: usize = 512;
 
 /// One request whose rows come in pieces.
 #[derive(Debug)]

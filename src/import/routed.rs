@@ -9,6 +9,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::fmt;
 
+/// Ids of one request: 131 072 tokens of 61 layers of 8 experts have less. They are kept whole, as 32-bit numbers.
+const MAX_IDS: usize = 1 << 26;
+const TOO_MANY: &str = "more than 64 Mi expert ids in one request; ask the engine for fewer rows of the prompt";
 /// Deeper lists than this are not expert ids.
 const MAX_DEPTH: usize = 4;
 
@@ -20,8 +23,8 @@ pub enum Routed {
     Absent,
     /// `null`: the engine has the feature, and it was off.
     Null,
-    /// Base64: of a `.npy` file, or of bare little-endian integers.
-    Text(String),
+    /// What base64 held, a `.npy` file or bare little-endian integers; or why it is none. Decoded at once: the text is larger.
+    Text(Result<Vec<u8>, String>),
     /// Nested lists of numbers: the lengths of the levels, then the numbers.
     Nested(Vec<usize>, Vec<i32>),
     /// `{"encoding": "base64", "dtype": ..., "shape": [...], "data": ...}`
@@ -30,8 +33,8 @@ pub enum Routed {
         dtype: String,
         /// Lengths of the axes.
         shape: Vec<usize>,
-        /// Base64.
-        data: String,
+        /// Base64, decoded likewise.
+        data: Result<Vec<u8>, String>,
     },
 }
 
@@ -52,14 +55,17 @@ impl Routed {
             Self::Nested(shape, ids) => three_axes(&shape, ids).map(Some),
             Self::Described { dtype, shape, data } => {
                 let kind = Dtype::parse(&dtype).ok_or_else(|| format!("ids of type `{}` are not read", dtype.escape_debug()))?;
-                let bytes = decode_base64(&data)?;
+                let data = data?;
+                if data.len() / kind.size() > MAX_IDS {
+                    return Err(TOO_MANY.into());
+                }
                 let mut ids = Vec::new();
-                kind.decode(&bytes, &mut ids)?;
+                kind.decode(&data, &mut ids)?;
                 let array = three_axes(&shape, ids)?;
                 Ok(Some(IdArray { largest_storable: kind.largest_id(), ..array }))
             }
-            Self::Text(text) => {
-                let bytes = decode_base64(&text)?;
+            Self::Text(bytes) => {
+                let bytes = bytes?;
                 if bytes.starts_with(b"\x93NUMPY") { npy_array(&bytes).map(Some) } else { bare(&bytes, layers, k).map(Some) }
             }
         }
@@ -78,6 +84,28 @@ fn decode_base64(text: &str) -> Result<Vec<u8>, String> {
     STANDARD.decode(text).map_err(|e| format!("not base64: {e}"))
 }
 
+/// Base64 within an object.
+struct Base64(Result<Vec<u8>, String>);
+
+impl<'de> Deserialize<'de> for Base64 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Base64;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("base64 text")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Base64, E> {
+                Ok(Base64(decode_base64(text)))
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
 /// A `.npy` file of three axes.
 ///
 /// # Errors
@@ -85,6 +113,9 @@ fn decode_base64(text: &str) -> Result<Vec<u8>, String> {
 pub fn npy_array(bytes: &[u8]) -> Result<IdArray, String> {
     let header = Header::parse(bytes)?;
     let data = bytes.get(header.data..).unwrap_or_default();
+    if header.elements().is_some_and(|n| n > MAX_IDS) {
+        return Err(TOO_MANY.into());
+    }
     let need = header.elements().and_then(|n| n.checked_mul(header.dtype.size()));
     if need != Some(data.len()) {
         return Err(format!("an array of shape {:?} of {} does not have {} bytes", header.shape, header.dtype.name(), data.len()));
@@ -115,6 +146,9 @@ fn bare(bytes: &[u8], layers: Option<u16>, k: Option<u16>) -> Result<IdArray, St
             "{} bytes of ids are not rows of {layers} layers and {k} experts (4 bytes each); check --layers and --k",
             bytes.len()
         ));
+    }
+    if bytes.len() / 4 > MAX_IDS {
+        return Err(TOO_MANY.into());
     }
     let mut ids = Vec::new();
     Dtype::I32.decode(bytes, &mut ids)?;
@@ -149,11 +183,7 @@ impl<'de> Visitor<'de> for AnyShape {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Routed, E> {
-        Ok(Routed::Text(text.to_owned()))
-    }
-
-    fn visit_string<E>(self, text: String) -> Result<Routed, E> {
-        Ok(Routed::Text(text))
+        Ok(Routed::Text(decode_base64(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Routed, A::Error> {
@@ -168,7 +198,7 @@ impl<'de> Visitor<'de> for AnyShape {
             match key.as_str() {
                 "dtype" => dtype = Some(map.next_value::<String>()?),
                 "shape" => shape = Some(map.next_value::<Vec<usize>>()?),
-                "data" => data = Some(map.next_value::<String>()?),
+                "data" => data = Some(map.next_value::<Base64>()?.0),
                 "encoding" => {
                     let encoding: String = map.next_value()?;
                     if encoding != "base64" {
@@ -206,6 +236,9 @@ impl Nest<'_> {
     fn number<E: Error>(self, id: Option<i32>) -> Result<(), E> {
         if self.depth < self.shape.len() {
             return Err(E::custom("expert ids: a number where a list was before"));
+        }
+        if self.ids.len() >= MAX_IDS {
+            return Err(E::custom(TOO_MANY));
         }
         self.ids.push(id.ok_or_else(|| E::custom("expert ids: a number that is not an id"))?);
         Ok(())

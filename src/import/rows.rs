@@ -4,7 +4,7 @@
 //! these has a signature that top-k routing cannot produce, and only those are left out.
 
 use super::Sink;
-use crate::trace::{Module, StepRoutes};
+use crate::trace::{ExpertSet, Module, StepRoutes};
 use std::ops::Range;
 
 /// So many identical rows in a run are a dummy batch.
@@ -269,7 +269,6 @@ pub fn push(
 ) {
     let k = routes.k;
     let (mut ids, mut weights): (Vec<u16>, Vec<f32>) = (Vec::new(), Vec::new());
-    let mut seen = Vec::new();
     for (layer, &number) in axis.iter().enumerate().filter(|&(layer, _)| routed.get(layer).copied().unwrap_or(false)) {
         let mut first = range.start;
         let flush = |routes: &mut StepRoutes, first: usize, ids: &mut Vec<u16>, weights: &mut Vec<f32>| {
@@ -283,7 +282,7 @@ pub fn push(
         for row in range.clone() {
             let cell = array.cell(row, layer);
             let padded = survey.padding.get(row).copied().flatten().is_some();
-            let left_out = if padded { None } else { choice(cell, k, &mut seen) };
+            let left_out = if padded { None } else { choice(cell, k) };
             if padded || left_out.is_some() {
                 if let Some((code, what)) = left_out {
                     sink.leave_out(code, 1, what);
@@ -292,11 +291,10 @@ pub fn push(
                 first = row + 1;
                 continue;
             }
-            for (id, place) in cell.iter().zip(0..).filter(|(id, _)| **id >= 0) {
-                ids.push(u16::try_from(*id).unwrap_or(u16::MAX));
-                if let Some(&weight) = array.cell_weights(row, layer).get::<usize>(place) {
-                    weights.push(weight);
-                }
+            ids.extend(cell.iter().filter_map(|&id| u16::try_from(id).ok()));
+            if !array.weights.is_empty() {
+                let kept = cell.iter().zip(array.cell_weights(row, layer)).filter(|(id, _)| **id >= 0);
+                weights.extend(kept.map(|(_, &weight)| weight));
             }
         }
         flush(routes, first, &mut ids, &mut weights);
@@ -304,17 +302,23 @@ pub fn push(
 }
 
 /// Why a cell is not a choice of k experts; `None` when it is one.
-fn choice(cell: &[i32], k: usize, seen: &mut Vec<i32>) -> Option<(&'static str, &'static str)> {
-    seen.clear();
-    seen.extend(cell.iter().copied().filter(|&id| id >= 0));
+fn choice(cell: &[i32], k: usize) -> Option<(&'static str, &'static str)> {
+    let (mut set, mut found) = (ExpertSet::EMPTY, 0);
+    for &id in cell.iter().filter(|&&id| id >= 0) {
+        set.insert(id as u16);
+        found += 1;
+    }
+    // As many different experts as wanted, and no more: all is well. Everything else has its reason.
+    if found == k && set.len() as usize == k && k > 1 {
+        return None;
+    }
     if is_dummy(cell) {
         return Some(NOT_CAPTURED);
     }
-    if seen.len() != k {
+    if found != k {
         return Some(PARTIAL);
     }
-    seen.sort_unstable();
-    seen.windows(2).any(|pair| pair[0] == pair[1]).then_some(REPEATED_IDS)
+    ((set.len() as usize) < k).then_some(REPEATED_IDS)
 }
 
 #[cfg(test)]
@@ -366,12 +370,11 @@ mod tests {
 
     #[test]
     fn cells_that_top_k_cannot_choose_are_told_apart() {
-        let mut seen = Vec::new();
-        assert_eq!(choice(&[3, 7, -1, -1], 2, &mut seen), None);
-        assert_eq!(choice(&[3, 7, -1, -1], 4, &mut seen), Some(PARTIAL));
-        assert_eq!(choice(&[3, 7, 3], 3, &mut seen), Some(REPEATED_IDS));
-        assert_eq!(choice(&[3, 3, 3], 3, &mut seen), Some(NOT_CAPTURED));
-        assert_eq!(choice(&[-1, -1], 2, &mut seen), Some(NOT_CAPTURED));
+        assert_eq!(choice(&[3, 7, -1, -1], 2), None);
+        assert_eq!(choice(&[3, 7, -1, -1], 4), Some(PARTIAL));
+        assert_eq!(choice(&[3, 7, 3], 3), Some(REPEATED_IDS));
+        assert_eq!(choice(&[3, 3, 3], 3), Some(NOT_CAPTURED));
+        assert_eq!(choice(&[-1, -1], 2), Some(NOT_CAPTURED));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::Path;
 
 /// Prompt rows of one step.
-const PREFILL_ROWS: usize = 4096;
+const PREFILL_ROWS: usize = 512;
 
 /// A request as far as its response says.
 #[derive(Debug, Clone, PartialEq, Default)]

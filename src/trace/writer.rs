@@ -371,7 +371,8 @@ impl Store {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             let due_at = *due.get_or_insert_with(|| Instant::now() + interval);
-            if self.routes.is_full() || self.kernels.is_full() || Instant::now() >= due_at {
+            let full = self.routes.is_full() || self.kernels.is_full() || self.steps.is_full() || self.requests.is_full();
+            if full || self.telemetry.is_full() || Instant::now() >= due_at {
                 self.commit(false)?;
                 due = None;
             }

@@ -6,6 +6,7 @@ mod jsonl;
 mod round_trip;
 mod router_log;
 mod samples;
+mod unknown;
 
 use crate::trace::route_rows;
 use assert_cmd::Command;
