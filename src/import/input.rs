@@ -9,6 +9,7 @@ use std::path::Path;
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const BUFFER_BYTES: usize = 1 << 20;
+const KEPT_BYTES: usize = 16 << 20;
 
 /// Opens a file, unpacking gzip (of one or more members) on the way.
 ///
@@ -54,6 +55,8 @@ impl<'a> Lines<'a> {
     pub fn next(&mut self, limit: u64) -> Result<Option<(u64, &[u8])>, ImportError> {
         loop {
             self.line.clear();
+            // One long line does not keep its room.
+            self.line.shrink_to(KEPT_BYTES);
             let read = (&mut self.reader).take(limit.saturating_add(1)).read_until(b'\n', &mut self.line);
             if read.map_err(ImportError::io(self.path))? == 0 {
                 return Ok(None);

@@ -79,11 +79,16 @@ impl Response {
         (all.iter().any(|r| r.is_some()), all.iter().any(|r| **r != Routed::Absent))
     }
 
-    /// One sample for each completion.
+    /// Hands over one sample for each completion; the ids of one at a time are decoded.
     ///
     /// # Errors
-    /// When ids cannot be decoded, naming the request.
-    pub fn samples(self, path: &Path, options: &Options) -> Result<Vec<Sample>, ImportError> {
+    /// When ids cannot be decoded, naming the request, and what `take` returns.
+    pub fn each_sample(
+        self,
+        path: &Path,
+        options: &Options,
+        take: &mut impl FnMut(Sample) -> Result<(), ImportError>,
+    ) -> Result<(), ImportError> {
         let id = word(&self.rest, &["id", "request_id"])
             .or_else(|| word(&self.meta_info.as_ref()?.rest, &["id"]))
             .or_else(|| word(&self.rest, &["custom_id"]))
@@ -117,7 +122,6 @@ impl Response {
         let one = parts.len() == 1;
         let mut top =
             [self.routed_experts].into_iter().chain(self.meta_info.map(|m| m.routed_experts)).chain(self.sglext.map(|s| s.routed_experts));
-        let mut samples = Vec::with_capacity(parts.len());
         let prompt_rows = decode(self.prompt_routed_experts)?;
         for (place, part) in parts.into_iter().enumerate() {
             let own = [part.routed_experts].into_iter().chain(part.sglext.map(|s| s.routed_experts)).find(Routed::is_some);
@@ -125,7 +129,7 @@ impl Response {
             let routed = own.or_else(|| if place == 0 { top.find(Routed::is_some) } else { None }).unwrap_or_default();
             let routed = joined(prompt_rows.clone(), decode(routed)?).map_err(wrong)?;
             let output_ids = ids(part.rest.get("token_ids")).or_else(|| ids(part.rest.get("output_ids")));
-            samples.push(Sample {
+            take(Sample {
                 id: if one { id.clone() } else { format!("{id}/{place}") },
                 prompt_ids: ids(part.rest.get("prompt_token_ids")).or_else(|| common.prompt_ids.clone()),
                 // `usage` counts all choices together.
@@ -135,9 +139,9 @@ impl Response {
                 acceptance: acceptance.clone().filter(|_| one),
                 routed,
                 ..common.clone()
-            });
+            })?;
         }
-        Ok(samples)
+        Ok(())
     }
 
     fn acceptance(&self) -> Option<Acceptance> {
@@ -202,7 +206,10 @@ impl Part {
 
 /// The prompt's rows and then the others.
 fn joined(prompt: Option<IdArray>, rest: Option<IdArray>) -> Result<Option<IdArray>, String> {
-    let (Some(mut prompt), Some(rest)) = (prompt.clone(), rest.clone()) else { return Ok(prompt.or(rest)) };
+    let (mut prompt, rest) = match (prompt, rest) {
+        (Some(prompt), Some(rest)) => (prompt, rest),
+        (prompt, rest) => return Ok(prompt.or(rest)),
+    };
     if (prompt.layers, prompt.width) != (rest.layers, rest.width) {
         return Err(format!(
             "the prompt's rows have {} layers and {} experts, the others {} and {}",
@@ -243,9 +250,18 @@ fn finish_reason(value: Option<&Value>) -> Option<FinishReason> {
 mod tests {
     use super::*;
 
+    fn samples_of(response: Response) -> Vec<Sample> {
+        let mut all = Vec::new();
+        let mut take = |sample| {
+            all.push(sample);
+            Ok(())
+        };
+        response.unwrapped().each_sample(Path::new("r.json"), &Options::default(), &mut take).unwrap();
+        all
+    }
+
     fn samples(json: &str) -> Vec<Sample> {
-        let response: Response = serde_json::from_str(json).unwrap();
-        response.unwrapped().samples(Path::new("r.json"), &Options::default()).unwrap()
+        samples_of(serde_json::from_str(json).unwrap())
     }
 
     #[test]
@@ -289,7 +305,7 @@ mod tests {
         ] {
             all.merge(serde_json::from_str(chunk).unwrap());
         }
-        let s = all.samples(Path::new("s"), &Options::default()).unwrap().remove(0);
+        let s = samples_of(all).remove(0);
         assert_eq!((s.output_ids, s.finish, s.prompt_tokens), (Some(vec![1, 2, 3]), Some(FinishReason::Length), Some(4)));
         assert_eq!(s.acceptance.unwrap().ordered, Some(vec![(1, 2)]));
     }

@@ -49,15 +49,15 @@ pub fn responses(inputs: &[PathBuf], engine: &'static str, nothing: &str, option
             let response = response.unwrapped();
             let (some, named) = response.routing();
             (ids, keys) = (ids | some, keys | named);
-            for sample in response.samples(path, options)? {
-                // Switched off is not the same as never asked for: acceptance alone is imported only in the latter case.
-                if named && !some {
-                    continue;
+            // Switched off is not the same as never asked for: acceptance alone is imported only in the latter case.
+            let wanted = some || !named;
+            response.each_sample(path, options, &mut |sample| {
+                if !wanted {
+                    return Ok(());
                 }
                 summary = summary.take().or_else(|| sample.acceptance.as_ref().map(|a| a.sentence()));
-                run.add(sample)?;
-            }
-            Ok(())
+                run.add(sample)
+            })
         };
         let head = Head::read(path)?;
         if head.starts_with(b"data:") || head.starts_with(b"event:") {

@@ -10,6 +10,7 @@ mod columns;
 mod dictionary_pages;
 pub mod error;
 pub mod event;
+mod expert_pages;
 pub mod expert_set;
 pub mod kernel;
 mod kernel_columns;
