@@ -15,10 +15,22 @@ const KEPT_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// When the text is not JSON (with line and column), one value is larger than [`MAX_VALUE_BYTES`], or what `take` returns.
-pub fn json_values<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T) -> Result<(), ImportError>) -> Result<u64, ImportError> {
+pub fn json_values<T: DeserializeOwned>(path: &Path, take: impl FnMut(T) -> Result<(), ImportError>) -> Result<u64, ImportError> {
+    json_values_with(path, |text| serde_json::from_slice(text), take)
+}
+
+/// [`json_values`] with a parser of one's own.
+///
+/// # Errors
+/// As [`json_values`].
+pub fn json_values_with<T>(
+    path: &Path,
+    parse: impl Fn(&[u8]) -> serde_json::Result<T>,
+    mut take: impl FnMut(T) -> Result<(), ImportError>,
+) -> Result<u64, ImportError> {
     let mut values = Values::new(path, open(path)?);
     let mut count = 0;
-    while let Some(value) = values.next()? {
+    while let Some(value) = values.next(&parse)? {
         take(value)?;
         count += 1;
     }
@@ -132,7 +144,7 @@ impl<'a> Values<'a> {
     }
 
     /// The next value.
-    fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ImportError> {
+    fn next<T>(&mut self, parse: &impl Fn(&[u8]) -> serde_json::Result<T>) -> Result<Option<T>, ImportError> {
         let mut first = self.peek()?;
         if self.array.is_none() {
             self.array = Some(first == Some(b'['));
@@ -169,7 +181,7 @@ impl<'a> Values<'a> {
         let begin = self.place;
         self.read_value()?;
         self.count += 1;
-        let parsed = serde_json::from_slice(&self.value).map_err(|error| {
+        let parsed = parse(&self.value).map_err(|error| {
             let line = error.line() as u64;
             let column = error.column() as u64 + if line <= 1 { begin.column - 1 } else { 0 };
             let text = error.to_string();
@@ -290,7 +302,7 @@ mod tests {
             let reader = BufReader::with_capacity(cut, std::io::Cursor::new(text));
             let mut values = Values::new(Path::new("x"), Box::new(reader));
             let mut found = Vec::new();
-            while let Some(value) = values.next::<Value>().unwrap() {
+            while let Some(value) = values.next(&|text: &[u8]| serde_json::from_slice::<Value>(text)).unwrap() {
                 found.push(value);
             }
             prop_assert_eq!(found, all);

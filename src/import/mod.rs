@@ -25,6 +25,7 @@ mod place;
 mod plan;
 mod profile;
 mod response;
+mod response_cut;
 pub mod routed;
 mod router_log;
 pub mod rows;

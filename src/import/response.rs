@@ -68,6 +68,24 @@ impl Response {
         self
     }
 
+    /// Every place where expert ids may be, wrappings included.
+    pub fn all_routed(&mut self) -> Vec<&mut Routed> {
+        let mut all = vec![&mut self.routed_experts, &mut self.prompt_routed_experts];
+        let parts = self.choices.iter_mut().chain(&mut self.outputs).flatten();
+        for part in parts.chain(&mut self.meta_info).chain(&mut self.sglext) {
+            all.push(&mut part.routed_experts);
+            let mut inner = part.sglext.as_deref_mut();
+            while let Some(part) = inner {
+                all.push(&mut part.routed_experts);
+                inner = part.sglext.as_deref_mut();
+            }
+        }
+        for inner in self.response.iter_mut().chain(&mut self.body) {
+            all.extend(inner.all_routed());
+        }
+        all
+    }
+
     /// Whether expert ids are anywhere, and whether their key is (perhaps with `null`).
     pub fn routing(&self) -> (bool, bool) {
         let mut all = vec![&self.routed_experts, &self.prompt_routed_experts];

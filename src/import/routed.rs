@@ -1,6 +1,7 @@
 //! The value of `routed_experts` in a response, in all the shapes that engines have given it.
 
 use super::npy::{Dtype, Header, from_fortran};
+use super::response_cut::PLACEHOLDER;
 use super::rows::IdArray;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,7 +11,7 @@ use serde_json::Value;
 use std::fmt;
 
 /// Ids of one request: 131 072 tokens of 61 layers of 8 experts have less. They are kept whole, as 32-bit numbers.
-const MAX_IDS: usize = 1 << 26;
+pub const MAX_IDS: usize = 1 << 26;
 const TOO_MANY: &str = "more than 64 Mi expert ids in one request; ask the engine for fewer rows of the prompt";
 /// Deeper lists than this are not expert ids.
 const MAX_DEPTH: usize = 4;
@@ -25,6 +26,8 @@ pub enum Routed {
     Null,
     /// What base64 held, a `.npy` file or bare little-endian integers; or why it is none. Decoded at once: the text is larger.
     Text(Result<Vec<u8>, String>),
+    /// Lists that were cut out of the text before it was parsed, by their number; see `response_cut`.
+    Cut(usize),
     /// Nested lists of numbers: the lengths of the levels, then the numbers.
     Nested(Vec<usize>, Vec<i32>),
     /// `{"encoding": "base64", "dtype": ..., "shape": [...], "data": ...}`
@@ -51,6 +54,7 @@ impl Routed {
     pub fn decode(self, layers: Option<u16>, k: Option<u16>) -> Result<Option<IdArray>, String> {
         match self {
             Self::Absent | Self::Null => Ok(None),
+            Self::Cut(_) => Err("an object of expert ids needs `dtype`, `shape` and `data`".into()),
             Self::Nested(shape, ids) if ids.is_empty() && shape.iter().product::<usize>() == 0 => Ok(None),
             Self::Nested(shape, ids) => three_axes(&shape, ids).map(Some),
             Self::Described { dtype, shape, data } => {
@@ -196,6 +200,7 @@ impl<'de> Visitor<'de> for AnyShape {
         let (mut dtype, mut shape, mut data) = (None, None, None);
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
+                PLACEHOLDER => return map.next_value().map(Routed::Cut),
                 "dtype" => dtype = Some(map.next_value::<String>()?),
                 "shape" => shape = Some(map.next_value::<Vec<usize>>()?),
                 "data" => data = Some(map.next_value::<Base64>()?.0),

@@ -1,8 +1,9 @@
 //! vLLM's responses, and streams of them.
 
+use super::json_values::json_values_with;
 use super::response::Response;
 use super::sample::Run;
-use super::{Head, ImportError, Importer, Options, Sink, input};
+use super::{Head, ImportError, Importer, Options, Sink, input, response_cut};
 use std::path::{Path, PathBuf};
 
 /// Longest line of a stream.
@@ -63,7 +64,7 @@ pub fn responses(inputs: &[PathBuf], engine: &'static str, nothing: &str, option
         if head.starts_with(b"data:") || head.starts_with(b"event:") {
             stream(path, &mut take)?;
         } else {
-            input::json_values(path, take)?;
+            json_values_with(path, response_cut::parse, take)?;
         }
     }
     let nothing = match (keys && !ids, summary) {
@@ -88,8 +89,7 @@ fn stream(path: &Path, take: &mut impl FnMut(Response) -> Result<(), ImportError
             open.take().map_or(Ok(()), &mut *take)?;
             continue;
         }
-        let chunk: Response =
-            serde_json::from_slice(data).map_err(|e| ImportError::input(path, format!("line {number}: not JSON: {e}")))?;
+        let chunk: Response = response_cut::parse(data).map_err(|e| ImportError::input(path, format!("line {number}: not JSON: {e}")))?;
         let same = open.as_ref().is_none_or(|o| chunk.rest.get("id").is_none() || o.rest.get("id") == chunk.rest.get("id"));
         if !same {
             open.take().map_or(Ok(()), &mut *take)?;

@@ -29,7 +29,6 @@ const HOMES: &[(&str, &[&str])] = &[
     ("minijinja", &["engine", "report"]),
     ("minijinja_contrib", &["engine"]),
     ("memmap2", &["engine"]),
-    ("bytes", &["trace"]),
     ("flate2", &["import"]),
     ("base64", &["import"]),
     ("clap", &["cli"]),
