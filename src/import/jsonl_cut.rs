@@ -3,6 +3,7 @@
 //! What is not exactly nested lists of small numbers is left to the general parser, which says what is wrong with it.
 
 use super::jsonl_table::Flat;
+use super::reader::Reader;
 
 /// A line without its `routes`, and these; `None` where the general parser must look at it.
 pub fn cut_routes(line: &[u8]) -> Option<(Vec<u8>, Flat<u16>)> {
@@ -51,23 +52,7 @@ fn value_of(line: &[u8], key: &[u8]) -> Option<usize> {
     None
 }
 
-struct Reader<'a> {
-    text: &'a [u8],
-    at: usize,
-}
-
 impl Reader<'_> {
-    /// The next byte that is not a blank.
-    fn next(&mut self) -> Option<u8> {
-        loop {
-            let byte = *self.text.get(self.at)?;
-            self.at += 1;
-            if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
-                return Some(byte);
-            }
-        }
-    }
-
     fn is_null(&mut self) -> Option<()> {
         let rest = self.text.get(self.at..)?.strip_prefix(b"ull")?;
         self.at = self.text.len() - rest.len();

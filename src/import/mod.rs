@@ -24,6 +24,7 @@ mod options;
 mod place;
 mod plan;
 mod profile;
+mod reader;
 mod response;
 mod response_cut;
 pub mod routed;

@@ -2,6 +2,7 @@
 //!
 //! What is not exactly even lists of whole numbers is left to the general parser, which says what is wrong with it.
 
+use super::reader::Reader;
 use super::response::Response;
 use super::routed::{MAX_IDS, Routed};
 
@@ -72,23 +73,7 @@ fn find(text: &[u8], from: usize, what: &[u8]) -> Option<usize> {
     }
 }
 
-struct Reader<'a> {
-    text: &'a [u8],
-    at: usize,
-}
-
 impl Reader<'_> {
-    /// The next byte that is not a blank.
-    fn next(&mut self) -> Option<u8> {
-        loop {
-            let byte = *self.text.get(self.at)?;
-            self.at += 1;
-            if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
-                return Some(byte);
-            }
-        }
-    }
-
     /// Rows, layers and ids of a list of lists of lists whose first bracket was read: the lengths, then the numbers.
     fn rows(&mut self) -> Option<(Vec<usize>, Vec<i32>)> {
         let mut ids = Vec::new();
