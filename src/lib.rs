@@ -10,6 +10,7 @@
 //! L3  analysis   trace tables -> report structs                 (the only place with polars)
 //! L2  record     workload x engine -> trace
 //! L1  engine     checkpoint -> forward passes, drafts, events
+//! L1  import     other programs' files -> events
 //! L0  metric     the report's structs, units
 //! L0  trace      ids, expert sets, events, schema, files        (the only place with arrow, parquet)
 //! ```
@@ -21,6 +22,7 @@ pub mod cli;
 pub mod diff;
 pub mod engine;
 pub mod export;
+pub mod import;
 pub mod metric;
 pub mod record;
 pub mod report;

@@ -5,13 +5,13 @@ use super::counts::{COVERAGE_ONE, LoadCounts, RequestSums, WindowCounts};
 use super::frames::{self, By, NarrowRow};
 use super::pass::{PassCounts, Plan};
 use super::stats::Ratios;
-use super::{AnalysisError, Input, Options, Wanted, advise, formulas, groups, warnings};
+use super::{AnalysisError, Input, Options, Wanted, advise, forget, formulas, groups, warnings};
 use crate::metric::Interval;
 use crate::metric::report::{
     self, DraftLayer, DraftReport, LayerReport, Load, Overall, Report, RequestReport, RunFacts, SCHEMA, Spread, Totals, WindowStats,
 };
 use crate::trace::Phase;
-use crate::trace::manifest::{Manifest, WindowCompleteness};
+use crate::trace::manifest::Manifest;
 use std::collections::BTreeMap;
 
 /// Makes the report of what the pass counted.
@@ -43,7 +43,7 @@ pub fn assemble(
             experts: plan.experts as u16,
             stats: of(true).next().unwrap_or_else(|| empty(dominant.unwrap_or(0))),
             load: load.and_then(formulas::load),
-            load_by_expert: load.filter(|l| l.rows > 0).map(|l| l.by_expert.clone()),
+            load_by_expert: load.filter(|l| l.by_expert.iter().any(|&n| n > 0)).map(|l| l.by_expert.clone()),
             mass_coverage: dominant.and_then(|rows| coverage(builder.counts_of(rows, slot)?)),
             time: None,
             cost: None,
@@ -78,9 +78,7 @@ pub fn assemble(
         expert_parallel: None,
         warnings: Vec::new(),
     };
-    if input.manifest.window_completeness == WindowCompleteness::AcceptedOnly {
-        forget_rejected(&mut report);
-    }
+    forget::unknown(&mut report, input.manifest);
     let limits = super::cost::fill(&mut report, input, plan, counts, options)?;
     if let Some(by) = &wanted.by {
         report.groups = Some(groups::groups(input, plan, counts, &report.layers, dominant, by, options)?);
@@ -294,23 +292,6 @@ fn sums_by_layer(plan: &Plan<'_>, counts: &PassCounts, key: (u32, usize)) -> rep
     let sums = found.map_or(&none, |(_, sums)| sums);
     let column = |of: fn(&RequestSums) -> u64| sums.iter().map(of).collect();
     report::RequestSums { windows: column(|s| s.windows), union: column(|s| s.union), wasted: Some(column(|s| s.wasted)) }
-}
-
-/// In a trace of kept rows only, nothing is known of rejected ones.
-fn forget_rejected(report: &mut Report) {
-    let stats = report.layers.iter_mut().flat_map(|l| std::iter::once(&mut l.stats).chain(&mut l.by_rows));
-    let all = report.overall.iter_mut().flat_map(|o| std::iter::once(&mut o.stats).chain(&mut o.by_rows));
-    for stats in stats.chain(all) {
-        stats.wasted_mean = None;
-        stats.wasted_by_row = None;
-        stats.marginal_rejected = None;
-    }
-    for request in &mut report.by_request {
-        request.wasted_mean = None;
-        if let Some(sums) = &mut request.sums {
-            sums.wasted = None;
-        }
-    }
 }
 
 fn totals(input: &Input<'_>) -> Totals {

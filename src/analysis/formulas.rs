@@ -68,7 +68,7 @@ pub fn union(hist: &[u64]) -> Option<Union> {
 ///
 /// Slots (2, 1, 1, 0): H = 1.5, 2^H = 2.83, top 1 % (one expert) 0.5, max over mean 2. `None` without slots.
 pub fn load(counts: &LoadCounts) -> Option<Load> {
-    let slots: u64 = counts.by_expert.iter().sum();
+    let slots = counts.by_expert.iter().fold(0u64, |sum, &n| sum.saturating_add(n));
     if slots == 0 {
         return None;
     }
@@ -76,7 +76,7 @@ pub fn load(counts: &LoadCounts) -> Option<Load> {
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let slots = slots as f64;
     let entropy: f64 = sorted.iter().filter(|&&n| n > 0).map(|&n| n as f64 / slots).map(|q| -q * q.log2()).sum();
-    let top: u64 = sorted.iter().take(sorted.len().div_ceil(100)).sum();
+    let top = sorted.iter().take(sorted.len().div_ceil(100)).fold(0u64, |sum, &n| sum.saturating_add(n));
     let most = sorted.first().copied().unwrap_or(0);
     Some(Load {
         // One expert gives -0 or a rounding error below 0.

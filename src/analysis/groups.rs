@@ -8,6 +8,7 @@ use super::{AnalysisError, Input, Options};
 use crate::metric::groups::{GroupReport, Groups};
 use crate::metric::report::LayerReport;
 use crate::trace::RequestEvent;
+use crate::trace::event::UNKNOWN_CONTEXT;
 use crate::trace::manifest::WindowCompleteness;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -80,6 +81,15 @@ fn context_range(length: u32) -> (u32, u32) {
     (first, end - 1)
 }
 
+/// What is known of a window's rows.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// Which were accepted.
+    accepted: bool,
+    /// What the rejected ones chose.
+    rejected: bool,
+}
+
 /// The sums of one group's windows.
 #[derive(Debug, Clone, Default)]
 struct Sums {
@@ -105,7 +115,10 @@ pub fn groups(
     by: &GroupBy,
     options: &Options,
 ) -> Result<Groups, AnalysisError> {
-    let kept_only = input.manifest.window_completeness == WindowCompleteness::AcceptedOnly;
+    let known = Known {
+        accepted: input.manifest.acceptance_known,
+        rejected: input.manifest.acceptance_known && input.manifest.window_completeness != WindowCompleteness::AcceptedOnly,
+    };
     let table = plan.steps;
     let groups = match by {
         GroupBy::Layer => layers.iter().map(|layer| of_layer(layer, table)).collect(),
@@ -113,11 +126,18 @@ pub fn groups(
             let names: HashMap<u32, &str> = input.requests.iter().map(|r| (r.request_id, r.id.as_str())).collect();
             let id = |step: &Step| table.requests.get(step.request as usize).map_or(step.request, |r| r.request_id);
             let of = |id: &u32| (id.to_string(), names.get(id).filter(|name| !name.is_empty()).map(|name| (*name).to_owned()));
-            collect(table, counts, rows, options, kept_only, id, of)
+            collect(table, counts, rows, options, known, id, of)
         }
         GroupBy::Context => {
-            let of = |&(first, last): &(u32, u32)| (format!("{first}-{last}"), None);
-            collect(table, counts, rows, options, kept_only, |step| context_range(step.context_len), of)
+            // Where nobody said how long the context was, the steps come last.
+            let range = |step: &Step| match step.context_len {
+                UNKNOWN_CONTEXT => (u32::MAX, u32::MAX),
+                length => context_range(length),
+            };
+            let of = |&(first, last): &(u32, u32)| {
+                (if first == UNKNOWN_CONTEXT { "(unknown)".to_owned() } else { format!("{first}-{last}") }, None)
+            };
+            collect(table, counts, rows, options, known, range, of)
         }
         GroupBy::Tag(name) => {
             let values = tag_values(input.requests, name)?;
@@ -125,7 +145,7 @@ pub fn groups(
             // `None` sorts first, but belongs behind the values.
             let key = |step: &Step| value(step).map_or((true, String::new()), |value| (false, value));
             let of = |(missing, value): &(bool, String)| (if *missing { format!("(no {name})") } else { value.clone() }, None);
-            collect(table, counts, rows, options, kept_only, key, of)
+            collect(table, counts, rows, options, known, key, of)
         }
     };
     Ok(Groups { by: by.to_string(), groups })
@@ -161,7 +181,7 @@ fn collect<K: Ord + Clone>(
     counts: &PassCounts,
     rows: Option<usize>,
     options: &Options,
-    kept_only: bool,
+    known: Known,
     key: impl Fn(&Step) -> K,
     name: impl Fn(&K) -> (String, Option<String>),
 ) -> Vec<GroupReport> {
@@ -198,7 +218,7 @@ fn collect<K: Ord + Clone>(
             name,
             requests: requests.len() as u64,
             verify_steps: steps.len() as u64,
-            acceptance: Some(acceptance_of(steps.iter().copied(), options.resamples, options.seed)),
+            acceptance: known.accepted.then(|| acceptance_of(steps.iter().copied(), options.resamples, options.seed)),
             rows: rows.unwrap_or(0) as u16,
             windows: s.windows,
             union_mean: ratio(s.union, s.windows),
@@ -211,9 +231,9 @@ fn collect<K: Ord + Clone>(
                     prefix as f64 / s.windows as f64
                 })
                 .collect(),
-            marginal_kept: ratio(s.kept_experts, s.kept_rows),
-            marginal_rejected: ratio(s.union - s.kept_experts, s.rejected_rows).filter(|_| !kept_only),
-            wasted_mean: ratio(s.union - s.kept_experts, s.windows).filter(|_| !kept_only),
+            marginal_kept: ratio(s.kept_experts, s.kept_rows).filter(|_| known.accepted),
+            marginal_rejected: ratio(s.union - s.kept_experts, s.rejected_rows).filter(|_| known.rejected),
+            wasted_mean: ratio(s.union - s.kept_experts, s.windows).filter(|_| known.rejected),
         }
     };
     steps.iter().map(report).collect()

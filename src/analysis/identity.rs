@@ -1,6 +1,7 @@
 //! What makes a request of one run the same as one of another: its prompt, its output, and the windows it was run in.
 
 use crate::metric::report::RequestIdentity;
+use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::{Phase, RequestEvent, Steps};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -14,12 +15,14 @@ struct Hashers {
     prompt_rows: u64,
     /// A prompt of nothing but token 0 is a placeholder of a producer that did not know it.
     prompt_known: bool,
+    /// Whether nobody said some token of the prompt.
+    prompt_gap: bool,
     output: Sha256,
     windows: Sha256,
 }
 
 /// Identities by request, from `steps` with its input tokens. A prompt whose prefill rows are not as many as the
-/// request says, or are all token 0, is unknown.
+/// request says, or are all token 0 or not known, is unknown.
 pub fn of(steps: &Steps, requests: &[RequestEvent]) -> HashMap<u32, RequestIdentity> {
     let mut all: HashMap<u32, Hashers> = HashMap::new();
     for at in 0..steps.len() {
@@ -30,6 +33,7 @@ pub fn of(steps: &Steps, requests: &[RequestEvent]) -> HashMap<u32, RequestIdent
                 add(&mut hashers.prompt, input);
                 hashers.prompt_rows += input.len() as u64;
                 hashers.prompt_known |= input.iter().any(|&token| token != 0);
+                hashers.prompt_gap |= input.contains(&UNKNOWN_TOKEN);
             }
             Phase::Verify => {
                 add(&mut hashers.windows, &[u32::from(steps.rows[at]), u32::from(steps.accepted[at])]);
@@ -42,7 +46,7 @@ pub fn of(steps: &Steps, requests: &[RequestEvent]) -> HashMap<u32, RequestIdent
     let prompt_tokens: HashMap<u32, u64> = requests.iter().map(|r| (r.request_id, u64::from(r.prompt_tokens))).collect();
     let identity = |(request_id, h): (u32, Hashers)| {
         // A request that never ended has no entry: its prefill is whole as soon as it has emitted anything.
-        let whole = h.prompt_known && prompt_tokens.get(&request_id).is_none_or(|&n| n == h.prompt_rows);
+        let whole = h.prompt_known && !h.prompt_gap && prompt_tokens.get(&request_id).is_none_or(|&n| n == h.prompt_rows);
         let prompt = whole.then(|| hex(h.prompt));
         (request_id, RequestIdentity { prompt, output: hex(h.output), windows: hex(h.windows) })
     };

@@ -10,12 +10,14 @@ pub mod cost;
 mod counting;
 mod counts;
 mod coverage;
+mod forget;
 mod formulas;
 mod frames;
 pub mod groups;
 mod identity;
 mod layer_state;
 mod limits;
+mod loads;
 mod overlap;
 pub mod parallel;
 mod pass;
@@ -174,8 +176,9 @@ pub fn analyze_input(input: &Input<'_>, options: &Options, wanted: &Wanted) -> R
     plan.limits = limits::Limits::new(&plan, input.routes.bytes());
     let counts = match input.manifest.window_completeness {
         WindowCompleteness::Full | WindowCompleteness::AcceptedOnly => pass::run(input.routes, &plan)?,
-        // Whatever rows there are, they are not windows.
-        WindowCompleteness::Counts | WindowCompleteness::None => pass::PassCounts::new(plan.layers.len()),
+        // Whatever rows there are, they are not windows; how they load the experts is known all the same.
+        WindowCompleteness::None => loads::of_rows(input.routes, &plan)?,
+        WindowCompleteness::Counts => loads::of_counts(&plan, input.manifest.expert_counts.as_ref())?,
     };
     let mut report = assemble::assemble(input, &plan, &counts, options, wanted)?;
     if let (Some(parallel), Some(overall)) = (&wanted.parallel, &report.overall) {
@@ -187,6 +190,10 @@ pub fn analyze_input(input: &Input<'_>, options: &Options, wanted: &Wanted) -> R
 /// What the pass over a trace must know beforehand.
 fn plan_of<'a>(manifest: &Manifest, table: &'a StepTable) -> Result<pass::Plan<'a>, AnalysisError> {
     let model = &manifest.model;
+    let windows = matches!(manifest.window_completeness, WindowCompleteness::Full | WindowCompleteness::AcceptedOnly);
+    if windows && model.experts_per_token == 0 {
+        return Err(AnalysisError::Shape { reason: "0 experts per token".into() });
+    }
     let kept_rows_only = manifest.window_completeness == WindowCompleteness::AcceptedOnly;
     let mut plan = pass::Plan::new(table, &model.moe_layers, model.experts_per_token, model.experts, kept_rows_only)?;
     plan.draft_layers.clone_from(&model.draft_layers);

@@ -48,7 +48,7 @@ impl<'a> Plan<'a> {
         layers.sort_unstable();
         layers.dedup();
         let (k, experts) = (usize::from(k), usize::from(experts));
-        if k == 0 || k > experts {
+        if k > experts {
             return Err(AnalysisError::Shape { reason: format!("{k} experts per token of {experts}") });
         }
         if layers.len() * experts > MAX_CELLS || layers.last() == Some(&NO_SLOT) {
@@ -176,7 +176,7 @@ impl PassCounts {
     }
 
     /// Adds the counts of other units, edges excepted.
-    fn merge(&mut self, other: Self) {
+    pub fn merge(&mut self, other: Self) {
         for (rows, layers) in other.groups {
             let at = self.group(rows);
             for (mine, theirs) in self.groups[at].1.iter_mut().zip(layers) {

@@ -94,12 +94,14 @@ fn step_rows(steps: &Steps) -> Vec<StepRow> {
     (0..steps.len()).map_while(of).collect()
 }
 
+/// Times by step. Without host times there are none by the host's clock, whatever stands in the columns.
 fn step_times(steps: &Steps) -> Vec<StepTime> {
+    let host = |ns: i64| if steps.host_times { ns } else { 0 };
     let of = |at: usize| {
         Some(StepTime {
             context_len: *steps.context_len.get(at)?,
-            step_ns: steps.host_end_ns.get(at)?.saturating_sub(*steps.host_begin_ns.get(at)?),
-            target_ns: *steps.target_host_ns.get(at)?,
+            step_ns: host(steps.host_end_ns.get(at)?.saturating_sub(*steps.host_begin_ns.get(at)?)),
+            target_ns: host(*steps.target_host_ns.get(at)?),
             device_ns: *steps.device_ns.get(at)?,
         })
     };

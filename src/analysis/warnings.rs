@@ -35,13 +35,41 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
                 .into(),
         ),
         WindowCompleteness::Counts => warn("no_windows", "only counts by expert were recorded: unions and overlaps are unknown".into()),
+        WindowCompleteness::None if counts.load.iter().any(|load| load.rows > 0) => warn(
+            "no_windows",
+            "nobody said which rows were verified together: unions and overlaps are unknown, loads are of all rows".into(),
+        ),
         WindowCompleteness::None => warn("no_windows", "no routes were recorded: unions and overlaps are unknown".into()),
     }
-    if manifest.id_space == IdSpace::Physical {
-        warn("physical_ids", "expert ids are physical slots: replicas of one expert count as different experts".into());
+    match manifest.id_space {
+        IdSpace::Logical => {}
+        IdSpace::Physical => {
+            warn("physical_ids", "expert ids are physical slots: replicas of one expert count as different experts".into());
+        }
+        IdSpace::Unknown => warn("unknown_ids", "nobody said whether expert ids are logical or physical slots".into()),
     }
-    if manifest.verification == Verification::Batched {
-        warn("batched_verification", "verify rows depend on the batch: near-ties may have fallen otherwise than in plain decoding".into());
+    match manifest.verification {
+        Verification::Exact => {}
+        Verification::Batched => {
+            warn(
+                "batched_verification",
+                "verify rows depend on the batch: near-ties may have fallen otherwise than in plain decoding".into(),
+            );
+        }
+        Verification::Unknown => {
+            warn("unknown_verification", "nobody said whether verify rows are computed as decode rows are: near-ties may differ".into());
+        }
+    }
+    if !manifest.model.experts_known && !manifest.model.moe_layers.is_empty() {
+        let message = format!(
+            "the number of experts is not known ({} is the largest id seen + 1): uniform unions, lift and load are unknown; import with \
+             --experts or --model-config",
+            manifest.model.experts
+        );
+        warn("experts_unknown", message);
+    }
+    if !manifest.acceptance_known {
+        warn("acceptance_unknown", "nobody said how many drafts were accepted: acceptance and rejected rows are unknown".into());
     }
     if report.totals.verify_steps == 0 {
         warn("no_verify_steps", "the trace has no verify step: acceptance and unions are unknown".into());
@@ -106,7 +134,7 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         warn("coverage_left_out", message);
     }
     match advice {
-        None => warn("no_advice", "a best draft length needs verify windows with all their rows".into()),
+        None => warn("no_advice", "a best draft length needs verify windows with all their rows and known acceptance".into()),
         Some(advice) if advice.best_draft_len.is_none() => {
             let message = "a best draft length needs step costs, which are unknown: the manifest lacks the bytes of a step or of a draft \
                            (see --draft-cost of advise)";

@@ -13,8 +13,8 @@ const LARGE: u64 = 100_000_000;
 /// Write a trace in another program's format
 ///
 /// perfetto: a timeline in Chrome's trace format, to be opened at ui.perfetto.dev or in chrome://tracing, with steps,
-/// rows, layers, unions and telemetry on tracks of their own. jsonl: every row of the trace as lines of JSON, as
-/// docs/jsonl.md describes them.
+/// rows, layers, unions and telemetry on tracks of their own. jsonl: every row of the trace as lines of JSON, which
+/// `specprof import jsonl` reads back; docs/jsonl.md describes them.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "Examples:
   specprof export traces/run1 --format perfetto -o run1.json

@@ -3,6 +3,7 @@
 use super::exit::Failure;
 use super::ui::{Output, Ui};
 use crate::metric::Unit;
+use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::manifest::Warning;
 use crate::trace::reader::TableSize;
 use crate::trace::validate::{Check, Validation, validate};
@@ -114,6 +115,7 @@ impl Totals {
         let of = |name: &str| tables.iter().find(|t| t.name == name);
         let phase = |wanted: Phase| steps.phase.iter().filter(|&&p| p == wanted).count() as u64;
         let tokens = steps.emitted_tokens.values();
+        let known = || tokens.iter().copied().filter(|&token| token != UNKNOWN_TOKEN);
         let rows: u64 = steps.rows.iter().copied().map(u64::from).sum();
         let routes = of("routes").filter(|t| t.rows > 0 && rows > 0);
         Self {
@@ -125,8 +127,8 @@ impl Totals {
             verify_steps: phase(Phase::Verify),
             rows,
             tokens_emitted: tokens.len() as u64,
-            lowest_token: tokens.iter().min().copied(),
-            highest_token: tokens.iter().max().copied(),
+            lowest_token: known().min(),
+            highest_token: known().max(),
             bytes: tables.iter().map(|t| t.bytes).sum(),
             route_bytes_per_row: routes.map(|t| t.bytes as f64 / rows as f64),
         }
@@ -160,14 +162,15 @@ impl Inspection<'_> {
         fact(
             "shape",
             format!(
-                "{} layers, {} of them routed; {} of {} experts per token and {} shared; hidden {}, expert {}",
+                "{} layers, {} of them routed; {} of {}{} experts per token and {} shared; hidden {}, expert {}",
                 model.layers,
                 model.moe_layers.len(),
                 model.experts_per_token,
+                if model.experts_known { "" } else { "at least " },
                 model.experts,
-                model.shared_experts,
-                model.hidden_size,
-                model.expert_size
+                known(model.shared_experts),
+                known(model.hidden_size),
+                known(model.expert_size)
             ),
         );
         fact(
@@ -175,15 +178,21 @@ impl Inspection<'_> {
             ranges(&model.moe_layers)
                 + &if model.draft_layers.is_empty() { String::new() } else { format!("; draft {}", ranges(&model.draft_layers)) },
         );
-        fact("expert", format!("{} as {}", Unit::Bytes.show(model.bytes_per_expert as f64), model.quantisation));
-        fact("drafter", format!("{}, {} drafts per step", m.drafter.kind, m.drafter.draft_len));
-        let s = &m.sampling;
-        let chosen = if s.temperature == 0.0 {
-            "greedy".into()
-        } else {
-            format!("temperature {}, top-p {}, top-k {}", s.temperature, s.top_p, s.top_k)
+        fact(
+            "expert",
+            format!(
+                "{} as {}",
+                model.bytes_per_expert.map_or_else(|| "unknown bytes".into(), |n| Unit::Bytes.show(n as f64)),
+                model.quantisation
+            ),
+        );
+        fact("drafter", format!("{}, {} drafts per step", m.drafter.kind, known(m.drafter.draft_len)));
+        let chosen = match &m.sampling {
+            None => "unknown".into(),
+            Some(s) if s.temperature == 0.0 => format!("greedy, seed {}", s.seed),
+            Some(s) => format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
         };
-        fact("sampling", format!("{chosen}, seed {}", s.seed));
+        fact("sampling", chosen);
         let units = m
             .device
             .units
@@ -230,6 +239,11 @@ impl Inspection<'_> {
 /// The word that the manifest has for a value.
 fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// The number, or that it is not known.
+fn known(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "unknown".into(), |value| value.to_string())
 }
 
 /// `2-41` for consecutive numbers, else a list of such ranges.

@@ -8,6 +8,7 @@ pub mod exit;
 mod export;
 mod generate;
 mod golden;
+mod import;
 mod inspect;
 mod interrupt;
 mod model;
@@ -64,6 +65,7 @@ enum Command {
     Doctor(doctor::Args),
     Model(model::Args),
     Record(record::Args),
+    Import(import::Args),
     Inspect(inspect::Args),
     Report(report::Args),
     Advise(advise::Args),
@@ -101,6 +103,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args, &mut ui),
         Command::Model(args) => model::run(&args, &mut ui),
         Command::Record(args) => record::run(&args, &mut ui),
+        Command::Import(args) => import::run(&args, &mut ui),
         Command::Inspect(args) => inspect::run(&args, &mut ui),
         Command::Report(args) => report::run(&args, &mut ui),
         Command::Advise(args) => advise::run(&args, &mut ui),

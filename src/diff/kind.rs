@@ -2,6 +2,7 @@
 
 use super::pairing::Pairing;
 use crate::metric::report::{Report, RunFacts};
+use crate::trace::manifest::IdSpace;
 use serde::Serialize;
 
 /// A way in which two runs can be incomparable. The words are those of `--allow`.
@@ -77,13 +78,34 @@ fn difference(kind: Kind, base: &Report, candidate: &Report, pairing: &Pairing) 
     (a != b).then_some(Difference { kind, base: a, candidate: b })
 }
 
+/// A fact that a manifest does not have. Against a known one it is a difference: nobody can tell that it is none.
+const UNKNOWN: &str = "unknown";
+
+/// The kinds of which neither run's manifest says anything, so that no difference in them can be seen.
+pub fn unknown_to_both(base: &RunFacts, candidate: &RunFacts) -> Vec<Kind> {
+    let of = |run: &RunFacts| {
+        let word_known = |word: &str| word != UNKNOWN;
+        [
+            (Kind::DraftLen, run.drafter.draft_len.is_some()),
+            (Kind::Drafter, word_known(&run.drafter.kind)),
+            (Kind::Quantisation, word_known(&run.model.quantisation)),
+            (Kind::IdSpace, run.id_space != IdSpace::Unknown),
+            (Kind::Device, word_known(&run.device.name)),
+            (Kind::Workload, run.sampling.is_some()),
+        ]
+    };
+    of(base).into_iter().zip(of(candidate)).filter(|((_, a), (_, b))| !a && !b).map(|((kind, _), _)| kind).collect()
+}
+
 /// What a run has of a kind, as it is compared and shown. `other` says which details both runs know.
 fn fact(kind: Kind, report: &Report, other: &RunFacts) -> String {
     let run = &report.run;
     match kind {
         Kind::Model => {
             let m = &run.model;
-            let shape = format!("{} layers, {} of {} experts", m.layers, m.experts_per_token, m.experts);
+            // A largest id seen says little of the model: the number counts where both know it.
+            let experts = if m.experts_known && other.model.experts_known { m.experts.to_string() } else { "some".to_owned() };
+            let shape = format!("{} layers, {} of {experts} experts", m.layers, m.experts_per_token);
             // The fingerprint covers the stored format, so across formats it always differs: there the shape decides. A name says
             // nothing where both fingerprints are known.
             match (&m.identity, &other.model.identity) {
@@ -95,9 +117,10 @@ fn fact(kind: Kind, report: &Report, other: &RunFacts) -> String {
         }
         Kind::DraftLen => {
             let rows = |r: &Report| r.overall.as_ref().map(|o| o.stats.rows);
+            let draft_len = run.drafter.draft_len.map_or_else(|| UNKNOWN.to_owned(), |n| n.to_string());
             match rows(report) {
-                Some(rows) => format!("{} (windows of {rows} rows)", run.drafter.draft_len),
-                None => run.drafter.draft_len.to_string(),
+                Some(rows) => format!("{draft_len} (windows of {rows} rows)"),
+                None => draft_len,
             }
         }
         Kind::Drafter => run.drafter.kind.clone(),
@@ -109,7 +132,7 @@ fn fact(kind: Kind, report: &Report, other: &RunFacts) -> String {
         }
         Kind::Completeness => word(&run.window_completeness),
         Kind::Workload => {
-            let s = &run.sampling;
+            let Some(s) = &run.sampling else { return UNKNOWN.to_owned() };
             // Seeds are left out: they are the noise that is averaged over.
             let eos = if s.ignore_eos { ", end of sequence ignored" } else { "" };
             let top_k = if s.top_k == 0 { String::new() } else { format!(", top-k {}", s.top_k) };
@@ -127,7 +150,7 @@ fn word(value: &impl Serialize) -> String {
 mod tests {
     use super::super::testing::report;
     use super::*;
-    use crate::trace::manifest::{IdSpace, WindowCompleteness};
+    use crate::trace::manifest::WindowCompleteness;
 
     #[test]
     fn every_word_is_parsed_back() {
@@ -151,16 +174,37 @@ mod tests {
         assert_eq!(kinds(&|r| r.run.model.name = "other".into()), [Kind::Model]);
         assert_eq!(kinds(&|r| r.run.model.experts = 4), [Kind::Model]);
         assert_eq!(kinds(&|r| r.run.model.quantisation = "fp8".into()), [Kind::Quantisation]);
-        assert_eq!(kinds(&|r| r.run.drafter.draft_len = 5), [Kind::DraftLen]);
+        assert_eq!(kinds(&|r| r.run.drafter.draft_len = Some(5)), [Kind::DraftLen]);
         assert_eq!(kinds(&|r| r.overall.as_mut().unwrap().stats.rows = 7), [Kind::DraftLen]);
         assert_eq!(kinds(&|r| r.run.drafter.kind = "none".into()), [Kind::Drafter]);
         assert_eq!(kinds(&|r| r.run.id_space = IdSpace::Physical), [Kind::IdSpace]);
         assert_eq!(kinds(&|r| r.run.device.name = "other".into()), [Kind::Device]);
         assert_eq!(kinds(&|r| r.run.emulated = !r.run.emulated), [Kind::Device]);
         assert_eq!(kinds(&|r| r.run.window_completeness = WindowCompleteness::AcceptedOnly), [Kind::Completeness]);
-        assert_eq!(kinds(&|r| r.run.sampling.temperature = 1.0), [Kind::Workload]);
-        assert_eq!(kinds(&|r| r.run.sampling.seed = 77), []);
+        assert_eq!(kinds(&|r| r.run.sampling.as_mut().unwrap().temperature = 1.0), [Kind::Workload]);
+        assert_eq!(kinds(&|r| r.run.sampling.as_mut().unwrap().seed = 77), []);
         assert_eq!(kinds(&|r| r.by_request[0].identity.as_mut().unwrap().prompt = Some("other".into())), [Kind::Workload]);
+    }
+
+    #[test]
+    fn what_one_run_does_not_say_differs_from_what_the_other_says() {
+        let forget = |r: &mut Report| {
+            (r.run.drafter.draft_len, r.run.sampling, r.run.id_space) = (None, None, IdSpace::Unknown);
+        };
+        let base = report();
+        let mut unknown = base.clone();
+        forget(&mut unknown);
+        let found = differences(&base, &unknown, &Pairing::of(&base, &unknown));
+        let said: Vec<_> = found.iter().map(|d| (d.kind, d.candidate.as_str())).collect();
+        assert_eq!(said, [(Kind::DraftLen, "unknown (windows of 4 rows)"), (Kind::IdSpace, "unknown"), (Kind::Workload, "unknown")]);
+        // Unknown to both, it cannot be told to differ, and that is said.
+        assert_eq!(differences(&unknown, &unknown, &Pairing::of(&unknown, &unknown)), []);
+        assert_eq!(unknown_to_both(&unknown.run, &unknown.run), [Kind::DraftLen, Kind::IdSpace, Kind::Workload]);
+        assert_eq!(unknown_to_both(&base.run, &unknown.run), []);
+        // The largest id seen is not the model's number of experts.
+        let mut seen = base.clone();
+        (seen.run.model.experts, seen.run.model.experts_known) = (5, false);
+        assert_eq!(differences(&base, &seen, &Pairing::of(&base, &seen)), []);
     }
 
     #[test]

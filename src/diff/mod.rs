@@ -28,7 +28,7 @@ mod testing;
 use crate::metric::report::RunFacts;
 use crate::metric::{Noise, Report};
 use crate::trace::TraceError;
-use crate::trace::manifest::Warning;
+use crate::trace::manifest::{Verification, Warning};
 use compare::{OneSided, Row, Verdict};
 use gate::{Gate, Status};
 use kind::{Difference, Kind};
@@ -185,8 +185,18 @@ fn warnings(c: &Comparison) -> Vec<Warning> {
             warn("incomplete", format!("the {name} is incomplete ({why}): it is compared as far as it goes"));
         }
     }
-    if c.base.verification != c.candidate.verification {
-        warn("verification", "one run's rows depend on the batch, the other's do not: near-ties may fall otherwise".into());
+    match (c.base.verification, c.candidate.verification) {
+        (Verification::Unknown, _) | (_, Verification::Unknown) => {
+            warn("verification", "not both runs say whether rows depend on the batch: near-ties may fall otherwise".into());
+        }
+        (base, candidate) if base != candidate => {
+            warn("verification", "one run's rows depend on the batch, the other's do not: near-ties may fall otherwise".into());
+        }
+        _ => {}
+    }
+    let unknown: Vec<&str> = kind::unknown_to_both(&c.base, &c.candidate).into_iter().map(Kind::as_str).collect();
+    if !unknown.is_empty() {
+        warn("unknown_facts", format!("neither run says its {}: whether they differ in it is unknown", unknown.join(", ")));
     }
     for gate in c.gates.iter().filter(|gate| gate.origin != rules::Origin::Default) {
         match gate.status {

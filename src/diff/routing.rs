@@ -6,6 +6,7 @@
 
 use super::pairing::Pairing;
 use crate::metric::report::Report;
+use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::{Phase, Steps, Trace, TraceError};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -56,8 +57,8 @@ fn kept(steps: &Steps) -> Kept {
     let mut kept = Kept { texts: HashMap::new(), steps: HashMap::with_capacity(steps.len()) };
     for at in 0..steps.len() {
         let (request, place) = (steps.request_id[at], steps.context_len[at] as usize);
-        // The rows of a tree do not lie at successive places.
-        if steps.parents.get(at).is_some_and(Option::is_some) {
+        // The rows of a tree do not lie at successive places, and unknown tokens are not the same text.
+        if steps.parents.get(at).is_some_and(Option::is_some) || steps.input_tokens.get(at).contains(&UNKNOWN_TOKEN) {
             continue;
         }
         let rows = if steps.phase[at] == Phase::Verify { usize::from(steps.accepted[at]) + 1 } else { usize::from(steps.rows[at]) };

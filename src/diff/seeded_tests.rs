@@ -151,7 +151,7 @@ fn a_run_is_the_same_as_itself() {
 #[test]
 fn incomparable_runs_are_refused_by_name() {
     let (base, mut candidate) = (run(4, 1, 1, 0.0), run(4, 1, 1, 0.0));
-    candidate.run.drafter.draft_len = 5;
+    candidate.run.drafter.draft_len = Some(5);
     candidate.run.device.name = "other".into();
     let refused = diff_reports(&base, &candidate, &Rules::default(), &Options::default()).unwrap_err().to_string();
     assert!(refused.contains("draft_len: 3 (windows of 4 rows) against 5") && refused.ends_with("--allow draft_len,device"), "{refused}");

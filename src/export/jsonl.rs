@@ -44,6 +44,8 @@ fn header(trace: &Trace) -> Result<Value, ExportError> {
     header.insert("format".into(), FORMAT.into());
     let fields = manifest.as_object().cloned().unwrap_or_default();
     header.extend(fields.into_iter().filter(|(key, _)| !SET_BY_IMPORTER.contains(&key.as_str())));
+    // A manifest has these only when they are false; here they stand for traces without a step that shows them, too.
+    header.insert("host_times".into(), trace.manifest().host_times.into());
     Ok(Value::Object(header))
 }
 
@@ -110,10 +112,12 @@ impl<'a> Writer<'a> {
         if let Some(Some(confidences)) = s.draft_confidences.get(i) {
             put("draft_confidences", floats(confidences));
         }
-        put("begin_ns", s.host_begin_ns[i].into());
-        put("end_ns", s.host_end_ns[i].into());
-        put("draft_ns", s.draft_host_ns[i].into());
-        put("target_ns", s.target_host_ns[i].into());
+        if s.host_times {
+            put("begin_ns", s.host_begin_ns[i].into());
+            put("end_ns", s.host_end_ns[i].into());
+            put("draft_ns", s.draft_host_ns[i].into());
+            put("target_ns", s.target_host_ns[i].into());
+        }
         if let Some(ns) = s.device_ns[i] {
             put("device_ns", ns.into());
         }

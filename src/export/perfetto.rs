@@ -8,7 +8,9 @@ use super::lanes;
 use super::step_routes;
 use super::unions::{Counter, StepUnions};
 use super::{ExportError, jsonl};
+use crate::trace::event::{UNKNOWN_CONTEXT, UNKNOWN_TOKEN};
 use crate::trace::kernel::KernelEvent;
+use crate::trace::manifest::WindowCompleteness;
 use crate::trace::{Module, Phase, Steps, TelemetrySample, Trace};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
@@ -73,7 +75,9 @@ pub fn write(trace: &Trace, wanted: &RangeInclusive<u32>, out: &mut dyn Write) -
     let names = Names { steps: &steps, order: &order, unions: &unions, tracks: &tracks };
     names.write(&mut page, &kernels, !telemetry.is_empty())?;
     telemetry.iter().for_each(|sample| samples(&mut page, sample));
-    let mut layout = Layout { rows: BTreeMap::new(), layers: BTreeMap::new() };
+    let m = trace.manifest();
+    let rejected = m.acceptance_known && m.window_completeness != WindowCompleteness::AcceptedOnly;
+    let mut layout = Layout { accepted: m.acceptance_known, rejected, ..Layout::default() };
     let mut next_kernel = 0;
     for (&i, &lane) in order.iter().zip(&tracks) {
         next_kernel = kernels.slices(&mut page, next_kernel, steps.host_begin_ns[i]);
@@ -103,7 +107,11 @@ fn count_unions(trace: &Trace, steps: &Steps, wanted: &RangeInclusive<u32>) -> R
 }
 
 /// Track numbers: one for each lane and row, or lane and layer.
+#[derive(Default)]
 struct Layout {
+    /// Whether the trace knows which drafts were accepted, and what the others chose.
+    accepted: bool,
+    rejected: bool,
     rows: BTreeMap<(u32, u16), u32>,
     layers: BTreeMap<(u32, u16), u32>,
 }
@@ -195,7 +203,7 @@ struct Names<'a> {
 impl Names<'_> {
     /// Names every track that will have a slice, before the first event.
     fn write(&self, page: &mut Page<'_>, kernels: &Kernels, telemetry: bool) -> Result<(), ExportError> {
-        let mut layout = Layout { rows: BTreeMap::new(), layers: BTreeMap::new() };
+        let mut layout = Layout::default();
         let mut names: BTreeSet<(u32, u32, String)> = BTreeSet::new();
         let suffix = |lane: u32| if lane == 0 { String::new() } else { format!(", at once {}", lane + 1) };
         for (&i, &lane) in self.order.iter().zip(self.tracks) {
@@ -256,8 +264,8 @@ fn step(
         "step": s.step_id[i],
         "request": s.request_id[i],
         "rows": s.rows[i],
-        "accepted": s.accepted[i],
-        "context_len": s.context_len[i],
+        "accepted": layout.accepted.then_some(s.accepted[i]),
+        "context_len": Some(s.context_len[i]).filter(|&n| n != UNKNOWN_CONTEXT),
         "emitted": s.emitted_tokens.get(i).len(),
         "device_ns": s.device_ns[i],
         "union_mean": unions.and_then(StepUnions::mean),
@@ -280,11 +288,12 @@ fn step(
     for row in 0..s.rows[i] {
         let what = match row {
             0 => "anchor",
+            _ if !layout.accepted => "draft",
             row if row <= s.accepted[i] => "kept",
             _ => "rejected",
         };
         let added = unions.and_then(|u| Some(f64::from(*u.added.get(usize::from(row))?) / u.layers.len().max(1) as f64));
-        let token = s.input_tokens.get(i).get(usize::from(row));
+        let token = s.input_tokens.get(i).get(usize::from(row)).filter(|&&token| token != UNKNOWN_TOKEN);
         let args = json!({ "step": s.step_id[i], "token": token, "experts_added_mean": added });
         page.slice((ROWS, track(&mut layout.rows, lane, row)), pass, what, "row", args);
     }
@@ -293,7 +302,7 @@ fn step(
         // Times by another clock than the step's cannot be laid beside it.
         let own = timed.and_then(|t| t.get(&layer.layer)).filter(|span| begin <= span.0 && span.1 <= end);
         let time = if own.is_some() { "its operations" } else { "the pass" };
-        let args = json!({ "step": s.step_id[i], "union": layer.union, "wasted": layer.union - layer.kept, "spans": time });
+        let args = json!({ "step": s.step_id[i], "union": layer.union, "wasted": layout.rejected.then_some(layer.union - layer.kept), "spans": time });
         let name = format!("union {}", layer.union);
         page.slice((LAYERS, track(&mut layout.layers, lane, layer.layer)), own.copied().unwrap_or(pass), &name, "layer", args);
         page.counter(UNIONS, pass.0, &format!("layer {}", layer.layer), json!({ "experts": layer.union }));

@@ -11,8 +11,8 @@ pub struct ExpertParallel {
     pub placement: String,
     /// Rows of the windows.
     pub rows: u16,
-    /// Bytes of one row's activation: hidden size times two (16-bit activations).
-    pub row_bytes: u64,
+    /// Bytes of one row's activation: hidden size times two (16-bit activations); `None` where the hidden size is unknown.
+    pub row_bytes: Option<u64>,
     /// The target's routed layers, ascending.
     pub layers: Vec<ParallelLayer>,
     /// All their windows together; `None` without any.
@@ -55,12 +55,13 @@ pub struct ParallelStats {
     pub imbalance_mean: f64,
     /// 99th percentile of the same, nearest rank.
     pub imbalance_p99: f64,
-    /// Mean bytes of a window that leave the rows' rank when a row is sent once to every rank that it needs.
-    pub token_dispatch_bytes: f64,
+    /// Mean bytes of a window that leave the rows' rank when a row is sent once to every rank that it needs; `None` where the
+    /// bytes of a row are unknown.
+    pub token_dispatch_bytes: Option<f64>,
     /// The same when a row is sent once for every expert that it needs.
-    pub expert_dispatch_bytes: f64,
-    /// The same when instead the experts' weights are sent to the rows.
-    pub weight_dispatch_bytes: f64,
+    pub expert_dispatch_bytes: Option<f64>,
+    /// The same when instead the experts' weights are sent to the rows; `None` where the bytes of an expert are unknown.
+    pub weight_dispatch_bytes: Option<f64>,
 }
 
 /// A placement balanced by the loads.

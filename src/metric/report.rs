@@ -70,7 +70,7 @@ pub struct RunFacts {
     pub ended_unix_ns: Option<i64>,
     pub model: ModelShape,
     pub drafter: DrafterInfo,
-    pub sampling: SamplingInfo,
+    pub sampling: Option<SamplingInfo>,
     pub verification: Verification,
     pub engine: String,
     pub device: DeviceInfo,

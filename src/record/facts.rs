@@ -33,13 +33,14 @@ pub fn model_shape(checkpoint: &Checkpoint) -> ModelShape {
         moe_layers,
         draft_layers,
         experts: small(config.experts),
+        experts_known: true,
         experts_per_token: small(config.experts_per_token),
-        shared_experts: small(config.shared_experts),
-        hidden_size: wide(config.hidden),
-        expert_size: wide(config.expert_inter),
-        vocab_size: wide(config.vocab),
+        shared_experts: Some(small(config.shared_experts)),
+        hidden_size: Some(wide(config.hidden)),
+        expert_size: Some(wide(config.expert_inter)),
+        vocab_size: Some(wide(config.vocab)),
         quantisation: first_expert.map_or("none", |e| e.gate.format().name()).to_owned(),
-        bytes_per_expert: first_expert.map_or(0, |e| (e.gate.bytes() + e.up.bytes() + e.down.bytes()) as u64),
+        bytes_per_expert: first_expert.map(|e| (e.gate.bytes() + e.up.bytes() + e.down.bytes()) as u64),
         bytes_other_per_step: Some(inventory.target_total().bytes.saturating_sub(not_always)),
     }
 }
@@ -59,7 +60,7 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         model: model_shape(plan.checkpoint),
         drafter: DrafterInfo {
             kind: options.draft.as_str().to_owned(),
-            draft_len: small(draft_len),
+            draft_len: Some(small(draft_len)),
             bytes_per_draft: bytes_per_draft(plan.checkpoint, options.draft),
             external: plan.drafter.map(|drafter| ExternalDrafter {
                 name: drafter.name.clone(),
@@ -68,14 +69,14 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
                 min_survival: (options.min_survival > 0.0).then_some(options.min_survival),
             }),
         },
-        sampling: SamplingInfo {
+        sampling: Some(SamplingInfo {
             temperature: options.sampling.temperature,
             top_p: options.sampling.top_p,
             top_k: options.sampling.top_k,
             seed: options.sampling.seed,
             max_new_tokens: options.max_new_tokens,
             ignore_eos: options.ignore_eos,
-        },
+        }),
         // The CPU engine's rows do not depend on the pass that they are in.
         verification: Verification::Exact,
         engine: format!("specprof-cpu {version}"),
@@ -85,6 +86,9 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         token_hash: None,
         instrumentation: Instrumentation { warmup_requests: Some(options.warmup), ..Instrumentation::default() },
         emulated: false,
+        host_times: true,
+        acceptance_known: true,
+        expert_counts: None,
         router_weights: options.router_weights,
         text_stored: options.store_text,
         warnings: Vec::new(),

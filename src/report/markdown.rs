@@ -11,11 +11,11 @@ pub fn render(report: &Report) -> String {
     let count = |n: u64| Unit::Count.show(n as f64);
     let mut out = format!("# {}\n\n", escape_markdown(&run.name));
     let emulated = if run.emulated { ", emulated" } else { "" };
+    let drafts = run.drafter.draft_len.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
     let model = format!(
-        "{}, drafter {} with {} drafts, on {} {}{emulated}: {} requests, {} verify steps, {} tokens.",
+        "{}, drafter {} with {drafts} drafts, on {} {}{emulated}: {} requests, {} verify steps, {} tokens.",
         run.model.name,
         run.drafter.kind,
-        run.drafter.draft_len,
         run.device.kind,
         run.device.name,
         count(totals.requests),

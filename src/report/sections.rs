@@ -1,10 +1,11 @@
 //! Sections of the text report that are there when asked for: groups and ranks.
 
 use super::table::{self, Column};
-use super::text::TextOptions;
+use super::text::{FEW, TextOptions};
 use super::wrap::{plain, titled};
 use crate::metric::groups::{GroupReport, Groups};
 use crate::metric::parallel::{ExpertParallel, ParallelLayer, ParallelStats};
+use crate::metric::report::{LayerReport, Report};
 use crate::metric::{Interval, Unit};
 
 fn number(value: Option<f64>) -> String {
@@ -42,6 +43,30 @@ pub fn groups(groups: &Groups, options: &TextOptions) -> String {
     out + &table::render(columns, options.width, |_, line| line.to_owned())
 }
 
+/// Loads alone, of a trace without windows.
+pub fn loads(report: &Report, options: &TextOptions) -> String {
+    let of = |l: &LayerReport| Some((l.layer, l.experts, l.load?));
+    let loads: Vec<_> = report.layers.iter().filter_map(of).collect();
+    let Some(worst) = loads.iter().max_by(|a, b| a.2.max_over_mean.total_cmp(&b.2.max_over_mean)) else { return String::new() };
+    let shown = if options.per_layer { loads.as_slice() } else { loads.get(..FEW).unwrap_or(&loads) };
+    let text = format!("{} routed layers; most uneven is layer {} ({:.2} max / mean)", loads.len(), worst.0, worst.2.max_over_mean);
+    let columns = vec![
+        Column::new("layer").cells(cells(shown, |l| l.0.to_string())),
+        Column::new("experts").cells(cells(shown, |l| l.1.to_string())),
+        Column::new("effective").cells(cells(shown, |l| format!("{:.1}", l.2.effective_experts))),
+        Column::new("entropy").optional(0).cells(cells(shown, |l| format!("{:.2}", l.2.entropy_bits))),
+        Column::new("top 1 %").optional(1).cells(cells(shown, |l| format!("{:.1} %", l.2.top_1pct_share * 100.0))),
+        Column::new("max / mean").cells(cells(shown, |l| format!("{:.2}", l.2.max_over_mean))),
+    ];
+    let mut out = titled("loads", &text, options.width, options.color);
+    out.push('\n');
+    out.push_str(&table::render(columns, options.width, |_, line| line.to_owned()));
+    if shown.len() < loads.len() {
+        out.push_str(&format!("{} of {} routed layers shown; all with --per-layer\n", shown.len(), loads.len()));
+    }
+    out
+}
+
 /// Windows over ranks.
 pub fn parallel(report: &ExpertParallel, options: &TextOptions) -> String {
     let mut out = String::from("\n");
@@ -64,7 +89,7 @@ pub fn parallel(report: &ExpertParallel, options: &TextOptions) -> String {
         overall.imbalance_p99
     );
     line("ranks", &head);
-    let bytes = |n: f64| Unit::Bytes.show(n);
+    let bytes = |n: Option<f64>| n.map_or_else(|| "unknown bytes".to_owned(), |n| Unit::Bytes.show(n));
     let sent = format!(
         "a layer and window: {} a row to each rank, {} a row to each expert, {} of weights to the rows",
         bytes(overall.token_dispatch_bytes),
@@ -95,7 +120,7 @@ pub fn parallel(report: &ExpertParallel, options: &TextOptions) -> String {
         Column::new("p99").optional(1).cells(stat(|s| s.busiest_p99.to_string())),
         Column::new("imbalance").cells(stat(|s| format!("{:.2}", s.imbalance_mean))),
         Column::new("p99").optional(2).cells(stat(|s| format!("{:.2}", s.imbalance_p99))),
-        Column::new("sent by rank").optional(0).cells(stat(|s| Unit::Bytes.show(s.token_dispatch_bytes))),
+        Column::new("sent by rank").optional(0).cells(stat(|s| Unit::Bytes.show_option(s.token_dispatch_bytes))),
         Column::new("balanced").cells(cells(l, |l| number(l.balanced.as_ref().map(|b| b.busiest_mean)))),
         Column::new("gain").cells(cells(l, |l| l.gain.map_or_else(|| "-".to_owned(), |g| format!("{:.1} %", g * 100.0)))),
     ];

@@ -14,7 +14,7 @@ use anstyle::{AnsiColor, Style};
 /// Most layers that are named as the worst; of few layers it is a quarter.
 const WORST: usize = 3;
 /// Layers in the table when not all are asked for.
-const FEW: usize = 5;
+pub(super) const FEW: usize = 5;
 
 /// How to show a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
         out.push_str(&view.unions(overall));
         out.push('\n');
         out.push_str(&view.layers());
+    } else {
+        out.push_str(&sections::loads(report, options));
     }
     out.push_str(&view.attribution());
     out.push_str(&view.routers());
@@ -87,6 +89,7 @@ impl View<'_> {
     fn header(&self) -> String {
         let run = &self.report.run;
         let (m, s, t) = (&run.model, &run.sampling, &self.report.totals);
+        let unknown = || "unknown".to_owned();
         let count = |n: u64| Unit::Count.show(n as f64);
         let gamma = if self.options.unicode { "γ" } else { "draft length" };
         let model = format!(
@@ -95,30 +98,31 @@ impl View<'_> {
             m.architecture,
             m.layers,
             m.moe_layers.len(),
-            m.experts,
+            if m.experts_known { m.experts.to_string() } else { format!("at least {}", m.experts) },
             m.experts_per_token,
-            m.shared_experts,
-            m.quantisation,
-            Unit::Bytes.show(m.bytes_per_expert as f64)
+            m.shared_experts.map_or_else(unknown, |n| n.to_string()),
+            if m.quantisation == "unknown" { "unknown format" } else { &m.quantisation },
+            m.bytes_per_expert.map_or_else(|| "unknown bytes".to_owned(), |n| Unit::Bytes.show(n as f64))
         );
-        let sampling = if s.temperature == 0.0 {
-            "greedy".to_owned()
-        } else {
-            format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed)
+        let sampling = match s {
+            None => "unknown sampling".to_owned(),
+            Some(s) if s.temperature == 0.0 => "greedy".to_owned(),
+            Some(s) => format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
         };
         let name = if run.complete { run.name.clone() } else { format!("{} (INCOMPLETE: {})", run.name, incomplete_reason(run)) };
         let verification = match run.verification {
             Verification::Exact => "exact",
             Verification::Batched => "batched",
+            Verification::Unknown => "unknown",
         };
         let windows = match run.window_completeness {
             WindowCompleteness::Full => "all rows recorded",
             WindowCompleteness::AcceptedOnly => "kept rows recorded only",
             WindowCompleteness::Counts => "counts recorded only",
-            WindowCompleteness::None => "no routes recorded",
+            WindowCompleteness::None => "no windows recorded",
         };
-        let drafting =
-            format!("{}, {gamma} {}, {sampling}, {verification} verification, {windows}", run.drafter.kind, run.drafter.draft_len);
+        let draft_len = run.drafter.draft_len.map_or_else(unknown, |n| n.to_string());
+        let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.kind);
         let workload = format!(
             "{}, {} ({} prefill, {} decode, {} verify), {} tokens",
             counted(t.requests, "request"),

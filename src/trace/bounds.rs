@@ -107,10 +107,15 @@ pub(super) fn page_bytes(part_bytes: u64) -> u64 {
     PAGES.of(part_bytes)
 }
 
-/// Checks the numbers of a manifest that others are computed from or allocated by. The message names the key.
+/// Checks the numbers of a manifest that others are computed from or allocated by.
 pub(super) fn check_manifest(path: &Path, manifest: &Manifest) -> Result<(), TraceError> {
+    manifest_fault(manifest).map_or(Ok(()), |fault| Err(corrupt(path, fault)))
+}
+
+/// The first number of a manifest that no reader of this build accepts, as `key: what is wrong`.
+pub fn manifest_fault(manifest: &Manifest) -> Option<String> {
     let model = &manifest.model;
-    let wrong = |key: &str, what: String| Err(corrupt(path, format!("{key}: {what}")));
+    let wrong = |key: &str, what: String| Some(format!("{key}: {what}"));
     if model.layers > MAX_LAYERS {
         return wrong("model.layers", format!("{} layers, at most {MAX_LAYERS} are read", model.layers));
     }
@@ -143,5 +148,13 @@ pub(super) fn check_manifest(path: &Path, manifest: &Manifest) -> Result<(), Tra
     if parts > MAX_PARTS {
         return wrong("tables", format!("{parts} part files, at most {MAX_PARTS} are read"));
     }
-    Ok(())
+    for (layer, by_expert) in manifest.expert_counts.iter().flatten() {
+        if model.moe_layers.binary_search(layer).is_err() {
+            return wrong("expert_counts", format!("layer {layer} is none of moe_layers"));
+        }
+        if by_expert.len() > usize::from(experts) {
+            return wrong("expert_counts", format!("{} experts in layer {layer}, the model has {experts}", by_expert.len()));
+        }
+    }
+    None
 }

@@ -125,6 +125,25 @@ fn lock(dir: &Path) -> io::Result<Option<File>> {
     }
 }
 
+/// Whether `dir` is a trace that may be replaced as a whole: nobody writes it, and everything in its folders is its own.
+///
+/// # Errors
+/// [`TraceError::NotATrace`] naming what is not of a trace, [`TraceError::Io`] when somebody writes it or it cannot be read.
+pub fn check_replaceable(dir: &Path) -> Result<(), TraceError> {
+    let refuse = |reason: String| Err(TraceError::NotATrace { path: dir.to_owned(), reason });
+    lock(dir).map_err(io_error(dir, "replace the trace"))?;
+    let Some(old) = Sign::read(dir) else {
+        return refuse(format!("--force replaces only a trace, and this directory has no {MANIFEST} of one; give another --out"));
+    };
+    match first_foreign(dir, &old.listed())? {
+        None => Ok(()),
+        Some(foreign) => refuse(format!(
+            "`{}` is not a part of the trace, and --force removes nothing else; move it away or give another --out",
+            foreign.to_string_lossy().escape_debug()
+        )),
+    }
+}
+
 /// As much of a manifest of any version as it takes to know a trace and its files.
 #[derive(Deserialize)]
 struct Sign {

@@ -140,20 +140,22 @@ pub(super) struct StepColumns {
     parents: ListBuilder<Int16Builder>,
     emitted_tokens: ListBuilder<UInt32Builder>,
     draft_probs: ListBuilder<Float32Builder>,
-    host_begin_ns: Vec<i64>,
-    host_end_ns: Vec<i64>,
-    draft_host_ns: Vec<i64>,
-    target_host_ns: Vec<i64>,
+    host_begin_ns: Vec<Option<i64>>,
+    host_end_ns: Vec<Option<i64>>,
+    draft_host_ns: Vec<Option<i64>>,
+    target_host_ns: Vec<Option<i64>>,
     device_ns: Vec<Option<i64>>,
     draft_confidences: ListBuilder<Float32Builder>,
+    times: bool,
 }
 
 impl StepColumns {
-    pub(super) fn new() -> Self {
+    /// `times`: whether host times are known; they are null otherwise.
+    pub(super) fn new(times: bool) -> Self {
         let item = |data_type| Field::new("item", data_type, false);
         let tokens = || ListBuilder::new(UInt32Builder::new()).with_field(item(DataType::UInt32));
         Self {
-            schema: schema::steps(),
+            schema: schema::steps(times),
             step_id: Vec::new(),
             request_id: Vec::new(),
             phase: Vec::new(),
@@ -170,6 +172,7 @@ impl StepColumns {
             draft_host_ns: Vec::new(),
             target_host_ns: Vec::new(),
             device_ns: Vec::new(),
+            times,
         }
     }
 
@@ -188,10 +191,10 @@ impl StepColumns {
         self.emitted_tokens.append(true);
         self.draft_probs.values().append_slice(step.draft_probs.as_deref().unwrap_or_default());
         self.draft_probs.append(step.draft_probs.is_some());
-        self.host_begin_ns.push(step.host_begin_ns);
-        self.host_end_ns.push(step.host_end_ns);
-        self.draft_host_ns.push(step.draft_host_ns);
-        self.target_host_ns.push(step.target_host_ns);
+        self.host_begin_ns.push(self.times.then_some(step.host_begin_ns));
+        self.host_end_ns.push(self.times.then_some(step.host_end_ns));
+        self.draft_host_ns.push(self.times.then_some(step.draft_host_ns));
+        self.target_host_ns.push(self.times.then_some(step.target_host_ns));
         self.device_ns.push(step.device_ns);
         self.draft_confidences.values().append_slice(step.draft_confidences.as_deref().unwrap_or_default());
         self.draft_confidences.append(step.draft_confidences.is_some());
@@ -251,7 +254,7 @@ impl Columns for RequestColumns {
 
     fn take(&mut self) -> Result<RecordBatch, ArrowError> {
         let events = take(&mut self.events);
-        let words = [FinishReason::Stop, FinishReason::Length, FinishReason::Aborted].map(FinishReason::as_str);
+        let words = [FinishReason::Stop, FinishReason::Length, FinishReason::Aborted, FinishReason::Unknown].map(FinishReason::as_str);
         let text = |of: fn(&RequestEvent) -> Option<&str>| -> ArrayRef {
             let mut column = StringBuilder::new();
             events.iter().for_each(|event| column.append_option(of(event)));

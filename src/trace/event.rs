@@ -4,6 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The id of a token that the producer did not give: no vocabulary is that large.
+pub const UNKNOWN_TOKEN: u32 = u32::MAX;
+/// A context length that the producer did not give.
+pub const UNKNOWN_CONTEXT: u32 = u32::MAX;
+
 /// What a step did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,6 +72,8 @@ pub enum FinishReason {
     Length,
     /// The recording was interrupted; what was generated so far is in the trace.
     Aborted,
+    /// The engine did not say.
+    Unknown,
 }
 
 impl FinishReason {
@@ -76,12 +83,13 @@ impl FinishReason {
             Self::Stop => "stop",
             Self::Length => "length",
             Self::Aborted => "aborted",
+            Self::Unknown => "unknown",
         }
     }
 
     /// The reason of a stored word.
     pub fn parse(word: &str) -> Option<Self> {
-        [Self::Stop, Self::Length, Self::Aborted].into_iter().find(|r| r.as_str() == word)
+        [Self::Stop, Self::Length, Self::Aborted, Self::Unknown].into_iter().find(|r| r.as_str() == word)
     }
 }
 
@@ -117,9 +125,10 @@ pub struct StepEvent {
     pub phase: Phase,
     /// Accepted drafts, 0...rows-1; 0 outside verify steps. The bonus token is not counted.
     pub accepted: u16,
-    /// Tokens of the request that were in the cache before this step.
+    /// Tokens of the request that were in the cache before this step; [`UNKNOWN_CONTEXT`] where nobody said.
     pub context_len: u32,
-    /// The rows' tokens: prompt tokens, or the anchor and the drafts. Its length is `rows`.
+    /// The rows' tokens: prompt tokens, or the anchor and the drafts; [`UNKNOWN_TOKEN`] where nobody said.
+    /// Its length is `rows`.
     pub input_tokens: Vec<u32>,
     /// Row that each row continues, -1 for the anchor; `None` when the window is a chain.
     pub parents: Option<Vec<i16>>,

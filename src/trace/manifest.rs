@@ -25,8 +25,8 @@ pub struct Manifest {
     pub model: ModelShape,
     /// The drafter and its draft length.
     pub drafter: DrafterInfo,
-    /// How tokens were chosen.
-    pub sampling: SamplingInfo,
+    /// How tokens were chosen; `null` when the engine did not say.
+    pub sampling: Option<SamplingInfo>,
     /// Whether verify and decode rows give the same bits.
     pub verification: Verification,
     /// The engine, as `specprof-cpu`, `vllm 0.33`, ...
@@ -43,6 +43,15 @@ pub struct Manifest {
     pub instrumentation: Instrumentation,
     /// `true` wherever no real device ran; such a trace's times are not a device's times.
     pub emulated: bool,
+    /// Whether the steps' host times are known; without them those columns are null.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub host_times: bool,
+    /// Whether `accepted` of the verify steps is known; without it, the column is 0 and means nothing.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub acceptance_known: bool,
+    /// By layer, how often each expert was chosen, where a trace has counts and no windows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_counts: Option<BTreeMap<u16, Vec<u64>>>,
     /// Whether gate weights are in `routes`.
     pub router_weights: bool,
     /// Whether prompt and output text are in `requests`.
@@ -52,6 +61,15 @@ pub struct Manifest {
     pub warnings: Vec<Warning>,
     /// Part files by table, relative to the trace, in order.
     pub tables: BTreeMap<String, Vec<PartFile>>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 /// One Parquet file of a table.
@@ -80,20 +98,23 @@ pub struct ModelShape {
     pub draft_layers: Vec<u16>,
     /// Routed experts per layer (E).
     pub experts: u16,
+    /// Whether `experts` is the model's number; otherwise it is the largest id that was seen, plus 1.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub experts_known: bool,
     /// Experts per token (k).
     pub experts_per_token: u16,
-    /// Shared experts per layer.
-    pub shared_experts: u16,
-    /// Hidden size.
-    pub hidden_size: u32,
-    /// Intermediate size of one routed expert.
-    pub expert_size: u32,
-    /// Vocabulary size.
-    pub vocab_size: u32,
-    /// Stored format of the routed experts: `bf16`, `f32`, `fp8`, `mxfp4`, `int4`.
+    /// Shared experts per layer, when known.
+    pub shared_experts: Option<u16>,
+    /// Hidden size, when known.
+    pub hidden_size: Option<u32>,
+    /// Intermediate size of one routed expert, when known.
+    pub expert_size: Option<u32>,
+    /// Vocabulary size, when known.
+    pub vocab_size: Option<u32>,
+    /// Stored format of the routed experts: `bf16`, `f32`, `fp8`, `mxfp4`, `int4`, or `unknown`.
     pub quantisation: String,
-    /// Stored bytes of one routed expert, scales included.
-    pub bytes_per_expert: u64,
+    /// Stored bytes of one routed expert, scales included, when known.
+    pub bytes_per_expert: Option<u64>,
     /// Weight bytes that every decode step reads besides routed experts, when known.
     pub bytes_other_per_step: Option<u64>,
 }
@@ -101,10 +122,10 @@ pub struct ModelShape {
 /// The drafter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DrafterInfo {
-    /// `mtp`, `ngram`, `dspark`, `none`, or a foreign engine's word.
+    /// `mtp`, `ngram`, `dspark`, `none`, a foreign engine's word, or `unknown`.
     pub kind: String,
-    /// Drafts per verify step (γ); 0 without drafting.
-    pub draft_len: u16,
+    /// Drafts per verify step (γ); 0 without drafting, `null` when it is not known.
+    pub draft_len: Option<u16>,
     /// Weight bytes that one draft reads, where drafts are made one after the other; `null` when unknown.
     #[serde(default)]
     pub bytes_per_draft: Option<u64>,
@@ -151,6 +172,8 @@ pub enum Verification {
     Exact,
     /// Rows depend on the batch; near-ties may fall otherwise.
     Batched,
+    /// The engine did not say.
+    Unknown,
 }
 
 /// What is known of rejected rows.
@@ -175,6 +198,8 @@ pub enum IdSpace {
     Logical,
     /// Slots after replication or placement.
     Physical,
+    /// The producer did not say.
+    Unknown,
 }
 
 /// The device.

@@ -10,6 +10,7 @@ mod columns;
 mod dictionary_pages;
 pub mod error;
 pub mod event;
+mod expert_pages;
 pub mod expert_set;
 pub mod kernel;
 mod kernel_columns;
@@ -33,6 +34,8 @@ pub mod validate;
 pub mod version;
 pub mod writer;
 
+pub use bounds::manifest_fault;
+pub use claim::check_replaceable;
 pub use error::TraceError;
 pub use event::{FinishReason, Module, Phase, RequestEvent, StepEvent, StepRoutes};
 pub use expert_set::ExpertSet;

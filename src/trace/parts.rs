@@ -5,15 +5,18 @@
 use super::columns::Columns;
 use super::manifest::PartFile;
 use super::output::create_new;
-use super::{TraceError, schema};
+use super::{TraceError, expert_pages, schema};
 use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray;
+use arrow_array::types::UInt16Type;
 use arrow_schema::{DataType, SchemaRef};
 use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::compute_leaves;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -136,6 +139,12 @@ impl<C: Columns> Table<C> {
         let parquet = |error| parquet_error(path, error);
         let properties = if large { &self.properties } else { &self.small_properties };
         let mut writer = ArrowWriter::try_new(&file, self.schema.clone(), Some(properties.clone())).map_err(parquet)?;
+        let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        if large && self.name == schema::ROUTES && all >= expert_pages::LEAST_ROWS {
+            self.write_routes(writer, batches).map_err(parquet)?;
+            file.sync_all().map_err(io_error(path, "write"))?;
+            return Ok(all as u64);
+        }
         let mut rows = 0;
         // Every batch ends with a step, so a row group that ends with a batch does, too.
         for batch in batches {
@@ -148,6 +157,47 @@ impl<C: Columns> Table<C> {
         writer.close().map_err(parquet)?;
         file.sync_all().map_err(io_error(path, "write"))?;
         Ok(rows)
+    }
+}
+
+impl<C> Table<C> {
+    /// Writes routes: the experts' columns as [`expert_pages`], the others as the library does.
+    fn write_routes(&self, writer: ArrowWriter<&File>, batches: &[RecordBatch]) -> Result<(), ParquetError> {
+        let (mut file, factory) = writer.into_serialized_writer()?;
+        let columns = file.schema_descr().columns().to_vec();
+        let mut left = batches;
+        let mut index = 0;
+        while !left.is_empty() {
+            // Every batch ends with a step, so a row group that ends with a batch does, too.
+            let mut rows = 0;
+            let full = |batch: &RecordBatch| {
+                rows += batch.num_rows();
+                rows >= self.rows_per_group
+            };
+            let n = left.iter().position(full).map_or(left.len(), |at| at + 1);
+            let (group, rest) = left.split_at(n);
+            let writers = factory.create_column_writers(index)?;
+            let mut out = file.next_row_group()?;
+            for (((place, field), column), mut writer) in self.schema.fields().iter().enumerate().zip(&columns).zip(writers) {
+                if field.data_type() == &DataType::UInt16 && schema::rank_of_column(field.name()).is_some() {
+                    let parts: Vec<&[u16]> =
+                        group.iter().filter_map(|b| Some(&**b.column(place).as_primitive_opt::<UInt16Type>()?.values())).collect();
+                    let (bytes, close) = expert_pages::chunk(column.clone(), &parts.concat())?;
+                    out.append_column(&bytes, close)?;
+                    continue;
+                }
+                for batch in group {
+                    for leaf in compute_leaves(field, batch.column(place))? {
+                        writer.write(&leaf)?;
+                    }
+                }
+                writer.close()?.append_to_row_group(&mut out)?;
+            }
+            out.close()?;
+            left = rest;
+            index += 1;
+        }
+        file.close().map(drop)
     }
 }
 

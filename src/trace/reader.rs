@@ -113,7 +113,7 @@ impl Trace {
     /// # Errors
     /// [`TraceError::Corrupt`] naming the part and, where one is wrong, the column or row.
     pub fn steps(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, StepColumns::Plain)
+        tables::read_steps(&self.steps, StepColumns::Plain, self.manifest.host_times)
     }
 
     /// `steps` with input tokens, without parents and draft probabilities.
@@ -121,7 +121,7 @@ impl Trace {
     /// # Errors
     /// As [`Trace::steps`].
     pub fn steps_with_inputs(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, StepColumns::Inputs)
+        tables::read_steps(&self.steps, StepColumns::Inputs, self.manifest.host_times)
     }
 
     /// `steps` with all columns.
@@ -129,7 +129,7 @@ impl Trace {
     /// # Errors
     /// As [`Trace::steps`].
     pub fn steps_with_details(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, StepColumns::All)
+        tables::read_steps(&self.steps, StepColumns::All, self.manifest.host_times)
     }
 
     /// `requests`, in the order in which they ended.

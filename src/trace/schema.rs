@@ -122,9 +122,10 @@ pub fn routes(k: usize, weights: bool) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// Columns of `steps`.
-pub fn steps() -> SchemaRef {
+/// Columns of `steps`. `times`: whether host times are known; their columns are null otherwise.
+pub fn steps(times: bool) -> SchemaRef {
     use DataType::{Float32, Int16, Int64, UInt16, UInt32};
+    let host = |name| if times { required(name, Int64) } else { optional(name, Int64) };
     Arc::new(Schema::new(vec![
         required(col::STEP_ID, UInt32),
         required(col::REQUEST_ID, UInt32),
@@ -136,10 +137,10 @@ pub fn steps() -> SchemaRef {
         optional(col::PARENTS, list_of(Int16)),
         required(col::EMITTED_TOKENS, list_of(UInt32)),
         optional(col::DRAFT_PROBS, list_of(Float32)),
-        required(col::HOST_BEGIN_NS, Int64),
-        required(col::HOST_END_NS, Int64),
-        required(col::DRAFT_HOST_NS, Int64),
-        required(col::TARGET_HOST_NS, Int64),
+        host(col::HOST_BEGIN_NS),
+        host(col::HOST_END_NS),
+        host(col::DRAFT_HOST_NS),
+        host(col::TARGET_HOST_NS),
         optional(col::DEVICE_NS, Int64),
         optional(col::DRAFT_CONFIDENCES, list_of(Float32)),
     ]))

@@ -75,6 +75,8 @@ pub struct Steps {
     pub draft_host_ns: Vec<i64>,
     pub target_host_ns: Vec<i64>,
     pub device_ns: Vec<Option<i64>>,
+    /// Whether the host times are known; they are all 0 and mean nothing otherwise.
+    pub host_times: bool,
     pub emitted_tokens: Lists<u32>,
     /// Empty unless asked for.
     pub input_tokens: Lists<u32>,
@@ -108,10 +110,10 @@ pub(super) enum StepColumns {
     All,
 }
 
-/// Reads `steps`.
-pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<Steps, TraceError> {
-    let mut steps = Steps::default();
-    let mut wanted = schema::steps();
+/// Reads `steps`. `times` says whether host times are known.
+pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns, times: bool) -> Result<Steps, TraceError> {
+    let mut steps = Steps { host_times: times, ..Steps::default() };
+    let mut wanted = schema::steps(times);
     let (inputs, details) = (columns != StepColumns::Plain, columns == StepColumns::All);
     // Traces before 1.2 have no such column.
     let confidences = details && parts.iter().all(|part| part.metadata.schema().field_with_name(col::DRAFT_CONFIDENCES).is_ok());
@@ -123,6 +125,10 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<S
     };
     let kept: Vec<_> = wanted.fields().iter().filter(|f| read(f.name())).cloned().collect();
     wanted = Schema::new(kept).into();
+    let host = |rows: &Rows<'_>, name: &str| {
+        // Whatever stands in a column that the manifest calls unknown is not read.
+        if times { rows.numbers::<Int64Type>(name) } else { rows.maybe_numbers::<Int64Type>(name).map(|values| vec![0; values.len()]) }
+    };
     let mut budget = Budget::new(schema::STEPS, parts)?;
     for part in parts {
         read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {
@@ -133,10 +139,10 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<S
             steps.rows.extend(rows.numbers::<UInt16Type>(col::ROWS)?);
             steps.accepted.extend(rows.numbers::<UInt16Type>(col::ACCEPTED)?);
             steps.context_len.extend(rows.numbers::<UInt32Type>(col::CONTEXT_LEN)?);
-            steps.host_begin_ns.extend(rows.numbers::<Int64Type>(col::HOST_BEGIN_NS)?);
-            steps.host_end_ns.extend(rows.numbers::<Int64Type>(col::HOST_END_NS)?);
-            steps.draft_host_ns.extend(rows.numbers::<Int64Type>(col::DRAFT_HOST_NS)?);
-            steps.target_host_ns.extend(rows.numbers::<Int64Type>(col::TARGET_HOST_NS)?);
+            steps.host_begin_ns.extend(host(rows, col::HOST_BEGIN_NS)?);
+            steps.host_end_ns.extend(host(rows, col::HOST_END_NS)?);
+            steps.draft_host_ns.extend(host(rows, col::DRAFT_HOST_NS)?);
+            steps.target_host_ns.extend(host(rows, col::TARGET_HOST_NS)?);
             steps.device_ns.extend(rows.maybe_numbers::<Int64Type>(col::DEVICE_NS)?);
             rows.lists::<UInt32Type>(col::EMITTED_TOKENS, |list| {
                 steps.emitted_tokens.push(list.unwrap_or_default());

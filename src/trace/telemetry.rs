@@ -12,7 +12,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// One row of `telemetry`. What the machine does not tell is `None`.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, serde::Deserialize)]
+#[serde(default)]
 pub struct TelemetrySample {
     /// When, ns since the Unix epoch.
     pub time_ns: i64,

@@ -1,5 +1,6 @@
 //! The fingerprint of a run's output.
 
+use super::event::UNKNOWN_TOKEN;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
@@ -24,6 +25,12 @@ impl TokenHasher {
     /// Adds what one step of a request emitted.
     pub fn add(&mut self, request_id: u32, emitted: &[u32]) {
         self.0.entry(request_id).or_default().extend_from_slice(emitted);
+    }
+
+    /// The hash in hexadecimal, `None` when a token is not known: equal hashes must mean equal tokens.
+    pub fn finish_known(&self) -> Option<String> {
+        let known = !self.0.values().flatten().any(|&token| token == UNKNOWN_TOKEN);
+        known.then(|| self.finish())
     }
 
     /// The hash in hexadecimal.
@@ -51,6 +58,9 @@ mod tests {
         let mut hasher = TokenHasher::default();
         hasher.add(0, &[1, 2]);
         assert_eq!(hasher.finish(), "34fb5c825de7ca4aea6e712f19d439c1da0c92c37b423936c5f618545ca4fa1f");
+        assert_eq!(hasher.finish_known(), Some(hasher.finish()));
+        hasher.add(2, &[UNKNOWN_TOKEN]);
+        assert_eq!(hasher.finish_known(), None);
         assert_eq!(TokenHasher::default().finish(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     }
 }

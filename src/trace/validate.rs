@@ -1,5 +1,6 @@
 //! Whether a trace's tables agree with its manifest and with each other: `inspect --check`, importers, tests.
 
+use super::event::UNKNOWN_TOKEN;
 use super::manifest::WindowCompleteness;
 use super::schema::col;
 use super::tables::Steps;
@@ -50,7 +51,7 @@ pub fn validate(trace: &Trace) -> Result<Validation, TraceError> {
     let requests = trace.requests()?;
     let telemetry = trace.telemetry()?;
     let mut v = Validation { checks: Vec::new(), relaxed: !manifest.complete };
-    check_manifest(&mut v, manifest);
+    check_manifest(&mut v, manifest, steps.emitted_tokens.values().contains(&UNKNOWN_TOKEN));
     check_steps(&mut v, &steps);
     check_requests(&mut v, &steps, &requests, manifest);
     check_routes(&mut v, trace, &steps)?;
@@ -60,10 +61,12 @@ pub fn validate(trace: &Trace) -> Result<Validation, TraceError> {
     Ok(v)
 }
 
-fn check_manifest(v: &mut Validation, manifest: &Manifest) {
+fn check_manifest(v: &mut Validation, manifest: &Manifest, unknown_tokens: bool) {
     let model = &manifest.model;
     let ascending = |layers: &[u16]| layers.windows(2).all(|pair| pair[0] < pair[1]);
-    let broken = if model.experts_per_token == 0 || model.experts_per_token > model.experts {
+    let counts = manifest.window_completeness == WindowCompleteness::Counts;
+    let no_routes = counts || model.moe_layers.is_empty() && model.draft_layers.is_empty();
+    let broken = if !no_routes && (model.experts_per_token == 0 || model.experts_per_token > model.experts) {
         Some(format!("{} experts per token of {}", model.experts_per_token, model.experts))
     } else if !ascending(&model.moe_layers) || model.moe_layers.last().is_some_and(|&last| last >= model.layers) {
         Some(format!("moe_layers are not ascending numbers below {}", model.layers))
@@ -74,9 +77,11 @@ fn check_manifest(v: &mut Validation, manifest: &Manifest) {
     };
     let good = format!("{} of {} experts in {} layers", model.experts_per_token, model.experts, model.moe_layers.len());
     v.add("model_shape", broken, good);
-    let state = (manifest.complete, manifest.incomplete_reason.is_some(), manifest.token_hash.is_some());
-    let broken = match state {
-        (true, false, true) | (false, true, false) => None,
+    let hashed = manifest.token_hash.is_some();
+    let broken = match (manifest.complete, manifest.incomplete_reason.is_some()) {
+        (true, false) if hashed != unknown_tokens => None,
+        (false, true) if !hashed => None,
+        (true, _) if unknown_tokens => Some("complete, but it has a reason for being incomplete or a token_hash of unknown tokens".into()),
         (true, ..) => Some("complete, but it has a reason for being incomplete or no token_hash".into()),
         (false, ..) => Some("incomplete, but without a reason or with a token_hash".into()),
     };
@@ -229,7 +234,9 @@ fn check_routes(v: &mut Validation, trace: &Trace, steps: &Steps) -> Result<(), 
                     broken_step.get_or_insert_with(|| format!("{}: there is no step {step}", place()));
                 } else if !is_draft {
                     target_rows[at] += 1;
-                    *by_layer.entry(layer).or_default() += 1;
+                    if steps.phase[at] != Phase::Prefill {
+                        *by_layer.entry(layer).or_default() += 1;
+                    }
                     if broken_row.is_none() && row >= steps.rows[at] {
                         broken_row = Some(format!("{}: row {row} of a step of {} rows", place(), steps.rows[at]));
                     }
@@ -249,8 +256,8 @@ fn check_routes(v: &mut Validation, trace: &Trace, steps: &Steps) -> Result<(), 
     let broken = full.then(|| {
         first(steps, |i| {
             let want = u64::from(steps.rows[i]) * target.len() as u64;
-            // A recorder may leave out the routes of a prefill, but not half of them.
-            let left_out = steps.phase[i] == Phase::Prefill && target_rows[i] == 0;
+            // Of a prefill a recorder may leave out routes: engines compute a prompt's last layer only where it is wanted.
+            let left_out = steps.phase[i] == Phase::Prefill && target_rows[i] < want;
             (target_rows[i] != want && !left_out).then(|| format!("{} route rows, {want} expected", target_rows[i]))
         })
     });
@@ -259,7 +266,7 @@ fn check_routes(v: &mut Validation, trace: &Trace, steps: &Steps) -> Result<(), 
     let counts: BTreeSet<u64> = target.iter().map(|layer| by_layer.get(layer).copied().unwrap_or(0)).collect();
     let broken = (full && counts.len() > 1)
         .then(|| format!("layers have from {:?} to {:?} rows", counts.first().unwrap_or(&0), counts.last().unwrap_or(&0)));
-    v.add("route_layers", broken, "every layer has the same number of rows");
+    v.add("route_layers", broken, "every layer has the same number of rows behind the prompts");
     Ok(())
 }
 
@@ -312,7 +319,8 @@ fn check_hash(v: &mut Validation, steps: &Steps, manifest: &Manifest) {
         Some(stored) if *stored != computed => Some(format!("the manifest has {stored}, the steps give {computed}")),
         _ => None,
     };
-    let good = if manifest.token_hash.is_some() { computed } else { "not checked: an incomplete trace has none".into() };
+    let good =
+        if manifest.token_hash.is_some() { computed } else { "not checked: an incomplete trace or one of unknown tokens has none".into() };
     v.add("token_hash", broken, good);
 }
 

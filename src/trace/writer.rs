@@ -35,11 +35,13 @@ pub struct WriterOptions {
     pub queue: usize,
     /// Whether producers are asked for the times of operations.
     pub kernels: bool,
+    /// Whether waits for the writer are the engine's and go into the manifest. An importer's are not.
+    pub count_waits: bool,
 }
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        Self { force: false, flush_interval: Duration::from_millis(500), queue: 256, kernels: false }
+        Self { force: false, flush_interval: Duration::from_millis(500), queue: 256, kernels: false, count_waits: true }
     }
 }
 
@@ -132,6 +134,14 @@ impl TraceWriter {
     /// The run's facts, to be completed before [`TraceWriter::finish`] (warnings, measured overhead).
     pub fn facts_mut(&mut self) -> &mut Manifest {
         &mut self.facts
+    }
+
+    /// Adds a sample of the machine's state, waiting for room where there is none.
+    ///
+    /// # Errors
+    /// When the trace cannot be written.
+    pub fn sample(&mut self, sample: TelemetrySample) -> Result<(), TraceError> {
+        self.send(Message::Telemetry(Box::new(sample)))
     }
 
     /// Where a sampler of the machine's state puts its samples.
@@ -293,6 +303,7 @@ struct Store {
     hasher: TokenHasher,
     shared: Arc<Shared>,
     claim: Claim,
+    count_waits: bool,
     /// Whether a step has come in.
     has_steps: bool,
 }
@@ -311,7 +322,7 @@ impl Store {
         let weights = facts.router_weights;
         let tables = || {
             let requests = Table::create(dir, schema::REQUESTS, schema::requests(), RequestColumns::new())?;
-            let steps = Table::create(dir, schema::STEPS, schema::steps(), StepColumns::new())?;
+            let steps = Table::create(dir, schema::STEPS, schema::steps(facts.host_times), StepColumns::new(facts.host_times))?;
             let routes = Table::create(dir, schema::ROUTES, schema::routes(k, weights), RouteColumns::new(k, weights))?;
             let kernels = Table::create(dir, schema::KERNELS, schema::kernels(), KernelColumns::new())?;
             let telemetry = Table::create(dir, schema::TELEMETRY, schema::telemetry(), TelemetryColumns::new())?;
@@ -320,7 +331,8 @@ impl Store {
         };
         let (requests, steps, routes, kernels, telemetry) = tables().inspect_err(|_| claim.undo())?;
         let hasher = TokenHasher::default();
-        Ok(Self { dir: dir.to_owned(), manifest, requests, steps, routes, kernels, telemetry, hasher, shared, claim, has_steps: false })
+        let (dir, count_waits) = (dir.to_owned(), options.count_waits);
+        Ok(Self { dir, manifest, requests, steps, routes, kernels, telemetry, hasher, shared, claim, count_waits, has_steps: false })
     }
 
     fn run(mut self, inbox: &Mailbox<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
@@ -349,7 +361,7 @@ impl Store {
                     Message::Finish(facts, ending) => return self.finish(*facts, ending).map(Some),
                     Message::Abandon(facts, reason) => return self.abandon(*facts, reason),
                 }
-                if self.routes.is_full() || self.kernels.is_full() {
+                if self.is_full() {
                     self.commit(false)?;
                     due = None;
                 }
@@ -375,10 +387,10 @@ impl Store {
         self.manifest = Manifest { tables, ..facts };
         self.manifest.format_version = FORMAT_VERSION.to_string();
         (self.manifest.complete, self.manifest.incomplete_reason, self.manifest.token_hash) = match ending {
-            Ending::Complete => (true, None, Some(self.hasher.finish())),
+            Ending::Complete => (true, None, self.hasher.finish_known()),
             Ending::Incomplete(reason) => (false, Some(reason), None),
         };
-        self.manifest.ended_unix_ns = Some(unix_ns());
+        self.manifest.ended_unix_ns.get_or_insert_with(unix_ns);
         self.commit(true)?;
         self.claim.settle();
         Ok(self.manifest.clone())
@@ -416,14 +428,21 @@ impl Store {
         Ok(())
     }
 
+    /// Whether a table has as much as it may hold back.
+    fn is_full(&self) -> bool {
+        self.routes.is_full() || self.kernels.is_full() || self.steps.is_full() || self.requests.is_full() || self.telemetry.is_full()
+    }
+
     /// Whether the manifest on disk has a step.
     fn is_kept(&self) -> bool {
         self.manifest.tables.get(schema::STEPS).is_some_and(|parts| !parts.is_empty())
     }
 
     fn write_manifest(&self, mut manifest: Manifest) -> Result<Manifest, TraceError> {
-        manifest.instrumentation.writer_waits = self.shared.waits.load(Ordering::Relaxed);
-        manifest.instrumentation.writer_wait_ns = self.shared.wait_ns.load(Ordering::Relaxed);
+        if self.count_waits {
+            manifest.instrumentation.writer_waits = self.shared.waits.load(Ordering::Relaxed);
+            manifest.instrumentation.writer_wait_ns = self.shared.wait_ns.load(Ordering::Relaxed);
+        }
         output::write_manifest(&self.dir, &manifest)?;
         Ok(manifest)
     }

@@ -109,7 +109,7 @@ fn the_built_in_model_is_the_one_that_it_says() {
     assert_eq!(nano.config.eos.first(), Some(&2028));
     assert!(nano.file("chat_template.jinja").unwrap().is_some());
     let shape = nano.shape();
-    assert_eq!((shape.bytes_per_expert, shape.moe_layers, shape.draft_layers), (24_576, vec![1, 2, 3, 4, 5], vec![6]));
+    assert_eq!((shape.bytes_per_expert, shape.moe_layers, shape.draft_layers), (Some(24_576), vec![1, 2, 3, 4, 5], vec![6]));
     assert_eq!(shape.identity.unwrap().len(), 64);
 }
 

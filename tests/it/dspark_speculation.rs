@@ -295,7 +295,10 @@ fn a_recording_has_probability_and_confidence_of_every_draft() {
     let cut = record(&parent.path().join("cut"), &["--draft-len", "3", "--draft-confidence", "0.3"]);
     assert_eq!(whole.manifest().token_hash, cut.manifest().token_hash);
     let drafters = [&whole, &cut].map(|trace| trace.manifest().drafter.clone());
-    assert_eq!(drafters.each_ref().map(|d| (d.kind.as_str(), d.draft_len, d.bytes_per_draft)), [("dspark", 4, None), ("dspark", 3, None)]);
+    assert_eq!(
+        drafters.each_ref().map(|d| (d.kind.as_str(), d.draft_len, d.bytes_per_draft)),
+        [("dspark", Some(4), None), ("dspark", Some(3), None)]
+    );
     let external = drafters.map(|d| d.external.unwrap());
     assert_eq!(external.each_ref().map(|e| (e.block_size, e.min_survival)), [(4, None), (4, Some(0.3))]);
     assert_eq!((external[0].name.as_str(), external[0].identity.as_str()), ("checkpoint", DRAFTER.identity.as_str()));

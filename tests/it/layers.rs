@@ -4,8 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules from the ground up; a module may use only what stands before it or beside it.
-const LAYERS: &[(&str, u8)] =
-    &[("trace", 0), ("metric", 0), ("engine", 1), ("record", 2), ("analysis", 3), ("report", 4), ("diff", 4), ("export", 4), ("cli", 5)];
+const LAYERS: &[(&str, u8)] = &[
+    ("trace", 0),
+    ("metric", 0),
+    ("engine", 1),
+    ("import", 1),
+    ("record", 2),
+    ("analysis", 3),
+    ("report", 4),
+    ("diff", 4),
+    ("export", 4),
+    ("cli", 5),
+];
 
 /// Crates that may be named only below one folder.
 const HOMES: &[(&str, &[&str])] = &[
@@ -19,6 +29,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("minijinja", &["engine", "report"]),
     ("minijinja_contrib", &["engine"]),
     ("memmap2", &["engine"]),
+    ("flate2", &["import"]),
+    ("base64", &["import"]),
     ("clap", &["cli"]),
     ("clap_complete", &["cli"]),
     ("clap_mangen", &["cli"]),

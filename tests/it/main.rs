@@ -11,6 +11,7 @@ mod dspark_speculation;
 mod export;
 mod goldens;
 mod help;
+mod import;
 mod inspect;
 mod layers;
 mod pages;

@@ -49,12 +49,12 @@ fn a_recording_is_a_valid_trace_and_says_where_it_is() {
     assert_eq!(validation.failed(), 0, "{validation:#?}");
     let manifest = trace.manifest();
     assert!(manifest.complete && !manifest.emulated && manifest.router_weights && manifest.text_stored);
-    assert_eq!((manifest.drafter.kind.as_str(), manifest.drafter.draft_len), ("mtp", 3));
+    assert_eq!((manifest.drafter.kind.as_str(), manifest.drafter.draft_len), ("mtp", Some(3)));
     assert_eq!((manifest.verification, manifest.window_completeness), (Verification::Exact, WindowCompleteness::Full));
     let model = &manifest.model;
     assert_eq!((model.moe_layers.as_slice(), model.draft_layers.as_slice()), ([1, 2, 3, 4, 5].as_slice(), [6].as_slice()));
     // Three BF16 matrices of 128 x 32.
-    assert_eq!((model.quantisation.as_str(), model.bytes_per_expert), ("bf16", 3 * 128 * 32 * 2));
+    assert_eq!((model.quantisation.as_str(), model.bytes_per_expert), ("bf16", Some(3 * 128 * 32 * 2)));
     assert_eq!(model.identity.as_deref(), Some(NANO.identity.as_str()));
     assert_eq!(manifest.device.kind, "cpu");
 

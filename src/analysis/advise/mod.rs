@@ -21,7 +21,7 @@ const FEW_REQUESTS: usize = 10;
 /// Shares of the gate mass that budgets of experts are looked for at.
 const BUDGET_MASS: [f64; 6] = [0.8, 0.9, 0.95, 0.98, 0.99, 0.999];
 
-/// The advice of a trace whose windows have `rows` rows; `None` when rejected rows are unknown or there are no windows.
+/// The advice of a trace whose windows have `rows` rows; `None` when acceptance or rejected rows are unknown or there are no windows.
 pub fn advice(
     input: &Input<'_>,
     plan: &Plan<'_>,
@@ -31,7 +31,7 @@ pub fn advice(
     options: &Options,
     wanted: &Wanted,
 ) -> Option<Advice> {
-    if input.manifest.window_completeness != WindowCompleteness::Full || rows < 2 {
+    if input.manifest.window_completeness != WindowCompleteness::Full || !input.manifest.acceptance_known || rows < 2 {
         return None;
     }
     let windows = Windows::new(plan.steps, &counts.steps, rows);

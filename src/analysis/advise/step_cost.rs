@@ -40,7 +40,7 @@ impl StepCost {
     pub fn model(manifest: &Manifest, layers: u32, draft_cost: Option<f64>) -> Option<Self> {
         let model = &manifest.model;
         let other = model.bytes_other_per_step.filter(|&bytes| bytes > 0)? as f64;
-        let per_expert = model.bytes_per_expert as f64;
+        let per_expert = model.bytes_per_expert.filter(|&bytes| bytes > 0)? as f64;
         let decode = other + per_expert * f64::from(model.experts_per_token) * f64::from(layers);
         let mut assumptions = vec![format!(
             "model, not measured: a step costs the bytes of weights that it reads, {} for each distinct expert and {} besides; \

@@ -19,7 +19,7 @@ const ASSUMPTIONS: [&str; 4] = [
 /// 40 layers, U = 20, k = 8, B = 3 MB, τ = 2.5: 2.4 GB a window, 0.96 GB a token, 0.96 GB a token by plain decoding.
 pub(super) fn of_windows(report: &Report, manifest: &Manifest, tokens_per_step: Option<f64>) -> Option<WindowBytes> {
     let overall = report.overall.as_ref()?;
-    let (layers, expert) = (report.layers.iter().filter(|l| l.stats.windows > 0).count() as f64, manifest.model.bytes_per_expert as f64);
+    let (layers, expert) = (report.layers.iter().filter(|l| l.stats.windows > 0).count() as f64, manifest.model.bytes_per_expert? as f64);
     let per_window = layers * overall.stats.union.as_ref()?.mean * expert;
     (expert > 0.0).then(|| WindowBytes {
         per_window,
@@ -35,7 +35,7 @@ pub(super) fn model(report: &Report, manifest: &Manifest, tokens_per_step: Optio
     let overall = report.overall.as_ref()?;
     let shape = &manifest.model;
     let bytes = StepBytes {
-        per_union: report.layers.len() as f64 * shape.bytes_per_expert as f64,
+        per_union: report.layers.len() as f64 * shape.bytes_per_expert? as f64,
         other: shape.bytes_other_per_step? as f64,
         state: 0.0,
         cache: 0.0,

@@ -7,6 +7,7 @@ use crate::analysis::AnalysisError;
 use crate::analysis::pass::{Plan, WindowUnion};
 use crate::analysis::steps::{StepRow, StepTable};
 use crate::metric::cost::{ContextBucket, TimeSource};
+use crate::trace::event::UNKNOWN_CONTEXT;
 use crate::trace::{Component, Kernels, Module, Phase};
 use std::collections::BTreeMap;
 
@@ -287,6 +288,10 @@ impl<'a> Collector<'a> {
     /// One step's own times. `None` for a step that is none of ours, or has no times.
     fn step(&mut self, tables: &Tables<'_>, at: usize, draft_ns: u64) -> Option<Kind> {
         let (row, time, step) = (tables.rows.get(at)?, tables.times.get(at)?, tables.table.steps.get(at)?);
+        // Steps are compared at the same context length: of these nobody said it.
+        if time.context_len == UNKNOWN_CONTEXT {
+            return None;
+        }
         let phase = match row.phase {
             Phase::Decode => DECODE,
             Phase::Verify if !tables.decode_only => VERIFY,

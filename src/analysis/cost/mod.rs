@@ -186,7 +186,7 @@ fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: 
     let intervals = ratios::intervals(collected, options);
     let verify_ratio = matched.and_then(|m| m.ratio(m.verify_ns, m.decode_ns));
     let step_ratio = matched.and_then(|m| m.ratio(m.verify_step_ns, m.decode_step_ns));
-    let tokens_per_step = collected.tokens_per_step();
+    let tokens_per_step = collected.tokens_per_step().filter(|_| input.manifest.acceptance_known);
     let speedup = tokens_per_step.zip(step_ratio).map(|(tokens, ratio)| tokens / ratio);
     let known = |value: Option<f64>, interval| value.and(interval);
     let attribution = attribution(collected);
@@ -242,6 +242,9 @@ fn experts_split(report: &Report, attribution: &[Attribution]) -> Option<Experts
 fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let mut warn = |code: &str, message: String| warnings.push(Warning::new(code, message));
+    if !input.manifest.host_times && report.totals.steps > 0 {
+        warn("no_step_times", "nobody said when steps began and ended: verify and step ratios are unknown".into());
+    }
     if !collected.has_operations {
         warn("no_device_times", "the trace has no times of operations: `time`, cost per expert and the attribution are unknown".into());
     }

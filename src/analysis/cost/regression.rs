@@ -154,7 +154,7 @@ pub(super) struct Fits {
 }
 
 /// Fits the collected points.
-pub(super) fn fit(collected: &Collected, plan: &Plan<'_>, bytes_per_expert: u64, options: &Options) -> Fits {
+pub(super) fn fit(collected: &Collected, plan: &Plan<'_>, bytes_per_expert: Option<u64>, options: &Options) -> Fits {
     let slots = plan.layers.len();
     let width = slots * MOMENTS;
     let requests: Vec<f64> = collected.moments.values().flatten().flat_map(|m| m.0).collect();
@@ -209,7 +209,7 @@ fn us(ns: f64) -> f64 {
 fn report(
     (centred, intercept): (&Centred, impl Fn(Slopes) -> Option<f64>),
     (b_ci95, c_ci95): (Option<Interval>, Option<Interval>),
-    bytes_per_expert: u64,
+    bytes_per_expert: Option<u64>,
     cells: Vec<ResidualPoint>,
 ) -> ExpertCost {
     let solved = solve(centred);
@@ -219,7 +219,7 @@ fn report(
         let slopes = slopes?;
         Some(us(a? + slopes.b * p.union + slopes.c.map_or(0.0, |c| c * f64::from(p.rows))))
     };
-    let gb_per_s = |us_per_expert: f64| (us_per_expert > 0.0).then(|| bytes_per_expert as f64 / us_per_expert / 1000.0);
+    let gb_per_s = |us_per_expert: f64| Some(bytes_per_expert.filter(|_| us_per_expert > 0.0)? as f64 / us_per_expert / 1000.0);
     let b = slopes.map(|s| us(s.b));
     let ci95 = b.and(b_ci95).map(|i| i.map(us));
     let c = slopes.and_then(|s| s.c).map(us);
@@ -361,7 +361,7 @@ mod tests {
                 }
                 collected.moments.insert(request, vec![m]);
             }
-            let fits = fit(&collected, &plan, 1, &Options { resamples: 400, seed });
+            let fits = fit(&collected, &plan, Some(1), &Options { resamples: 400, seed });
             let [low, high] = fits.layers[0].ci95.unwrap();
             held += u32::from(low <= 36.0 && 36.0 <= high);
         }

@@ -129,7 +129,7 @@ pub fn analyze(input: &Input<'_>, plan: &Plan<'_>, rows: usize, parallel: &Paral
         }
     })?;
 
-    let row_bytes = u64::from(model.hidden_size) * VALUE_BYTES;
+    let row_bytes = model.hidden_size.map(|hidden| u64::from(hidden) * VALUE_BYTES);
     let stats = |counts: &SpreadCounts| counts.stats(ranks, row_bytes, model.bytes_per_expert);
     let gain = |chosen: &ParallelStats, balanced: &ParallelStats| 1.0 - balanced.busiest_mean / chosen.busiest_mean;
     let layer = |(&layer, [chosen, balanced]): (&u16, &[SpreadCounts; 2])| {
@@ -234,7 +234,7 @@ mod tests {
         assert!(balanced.held_out);
         assert_eq!((balanced.stats.busiest_mean, balanced.gain), (1.5, 0.25));
         assert_eq!(report.layers[0].gain, Some(0.25));
-        assert_eq!((report.row_bytes, report.rows, report.placement.as_str()), (128, 2, "contiguous"));
+        assert_eq!((report.row_bytes, report.rows, report.placement.as_str()), (Some(128), 2, "contiguous"));
         assert!(!spread(&trace(1), 2, Choice::RoundRobin).balanced.unwrap().held_out);
     }
 
@@ -245,6 +245,6 @@ mod tests {
             let error = trace(1).try_report_of(&wanted).unwrap_err().to_string();
             assert!(error.contains("give 1 to 4"), "{error}");
         }
-        assert_eq!(spread(&trace(2), 1, Choice::Contiguous).overall.unwrap().token_dispatch_bytes, 0.0);
+        assert_eq!(spread(&trace(2), 1, Choice::Contiguous).overall.unwrap().token_dispatch_bytes, Some(0.0));
     }
 }

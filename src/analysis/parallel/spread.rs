@@ -43,7 +43,7 @@ impl SpreadCounts {
     ///
     /// Rows {0,1} {0,2} of experts 0 1 | 2 3 on two ranks: U = {0,1,2}, busiest 2, imbalance 2 / 1.5, floor 2; the rows need 1 and 2 ranks:
     /// token dispatch 1.5 rows, expert dispatch 2 rows, weight dispatch 1.5 experts.
-    pub fn stats(&self, ranks: usize, row_bytes: u64, expert_bytes: u64) -> Option<ParallelStats> {
+    pub fn stats(&self, ranks: usize, row_bytes: Option<u64>, expert_bytes: Option<u64>) -> Option<ParallelStats> {
         let windows: u64 = self.shapes.values().sum();
         if windows == 0 {
             return None;
@@ -56,6 +56,7 @@ impl SpreadCounts {
         // Shapes ascend by the busiest rank.
         let busiest = self.shapes.iter().map(|(&(b, _), &w)| (f64::from(b), w));
         let away = (n - 1.0) / n;
+        let of_rows = |sum: u64| row_bytes.map(|bytes| sum as f64 * away * bytes as f64 / count);
         Some(ParallelStats {
             windows,
             union_mean: mean(&|_, u| f64::from(u)),
@@ -65,9 +66,9 @@ impl SpreadCounts {
             busiest_floor_mean: mean(&|_, u| f64::from(u.div_ceil(ranks as u32))),
             imbalance_mean: mean(&imbalance),
             imbalance_p99: p99(imbalances.into_iter(), windows)?,
-            token_dispatch_bytes: self.row_ranks as f64 * away * row_bytes as f64 / count,
-            expert_dispatch_bytes: self.row_experts as f64 * away * row_bytes as f64 / count,
-            weight_dispatch_bytes: self.absent as f64 / n * expert_bytes as f64 / count,
+            token_dispatch_bytes: of_rows(self.row_ranks),
+            expert_dispatch_bytes: of_rows(self.row_experts),
+            weight_dispatch_bytes: expert_bytes.map(|bytes| self.absent as f64 / n * bytes as f64 / count),
         })
     }
 }
@@ -168,11 +169,16 @@ mod tests {
     fn worked_example() {
         let mut counts = SpreadCounts::default();
         Spreader::new(4, 2).add(&[0, 1, 0, 2], 2, &single(&[0, 0, 1, 1]), &mut counts).unwrap();
-        let stats = counts.stats(2, 10, 100).unwrap();
+        let stats = counts.stats(2, Some(10), Some(100)).unwrap();
         assert_eq!((stats.union_mean, stats.ranks_touched_mean, stats.busiest_mean, stats.busiest_floor_mean), (3.0, 2.0, 2.0, 2.0));
         assert_eq!((stats.imbalance_mean, stats.imbalance_p99, stats.busiest_p99), (2.0 / 1.5, 2.0 / 1.5, 2));
-        assert_eq!((stats.token_dispatch_bytes, stats.expert_dispatch_bytes, stats.weight_dispatch_bytes), (15.0, 20.0, 150.0));
-        assert_eq!(SpreadCounts::default().stats(2, 10, 100), None);
+        assert_eq!(
+            (stats.token_dispatch_bytes, stats.expert_dispatch_bytes, stats.weight_dispatch_bytes),
+            (Some(15.0), Some(20.0), Some(150.0))
+        );
+        let unknown = counts.stats(2, None, None).unwrap();
+        assert_eq!((unknown.token_dispatch_bytes, unknown.weight_dispatch_bytes, unknown.busiest_mean), (None, None, 2.0));
+        assert_eq!(SpreadCounts::default().stats(2, None, None), None);
     }
 
     #[test]
@@ -212,7 +218,7 @@ mod tests {
                 }
             }
             let n = windows.len() as f64;
-            let stats = counts.stats(4, 1, 1).unwrap();
+            let stats = counts.stats(4, Some(1), Some(1)).unwrap();
             busiest.sort_unstable();
             imbalance.sort_by(f64::total_cmp);
             let p99 = (n * 0.99).ceil() as usize - 1;
@@ -222,7 +228,7 @@ mod tests {
                 (stats.busiest_mean, busiest.iter().sum::<usize>() as f64 / n),
                 (stats.imbalance_mean, imbalance.iter().sum::<f64>() / n),
                 (stats.imbalance_p99, imbalance[p99]),
-                (stats.token_dispatch_bytes, token / n),
+                (stats.token_dispatch_bytes.unwrap(), token / n),
             ] {
                 prop_assert!((found - expected).abs() < 1e-9, "{} {}", found, expected);
             }

@@ -20,8 +20,11 @@ pub const WANTED: f64 = 0.02;
 /// What a run was, on one line.
 fn facts(run: &RunFacts, requests: u64) -> String {
     let emulated = if run.emulated { " (emulated)" } else { "" };
-    let drafter =
-        if run.drafter.draft_len == 0 { "no drafts".to_owned() } else { format!("{} γ {}", run.drafter.kind, run.drafter.draft_len) };
+    let drafter = match run.drafter.draft_len {
+        Some(0) => "no drafts".to_owned(),
+        Some(n) => format!("{} γ {n}", run.drafter.kind),
+        None => format!("{} γ unknown", run.drafter.kind),
+    };
     let requests = counted(requests, "request");
     plain(&format!(
         "{}, {}, {drafter}, {} {}{emulated}, {requests}",

@@ -68,7 +68,7 @@ fn subtitle(report: &Report) -> String {
         "{} with drafter {} ({}): {}, {}, {}{}",
         run.model.name,
         run.drafter.kind,
-        counted(u64::from(run.drafter.draft_len), "draft"),
+        run.drafter.draft_len.map_or_else(|| "unknown drafts".to_owned(), |n| counted(n.into(), "draft")),
         counted(totals.requests, "request"),
         counted(totals.verify_steps, "verify step"),
         counted(totals.tokens_emitted, "token"),
@@ -124,16 +124,24 @@ fn grids(report: &Report) -> Vec<Grids> {
 /// The run's facts in words.
 fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let (run, totals) = (&report.run, &report.totals);
-    let (m, s) = (&run.model, &run.sampling);
+    let m = &run.model;
+    let known = |n: Option<u16>| n.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
+    let experts = if m.experts_known { m.experts.to_string() } else { format!("at least {}", m.experts) };
+    let bytes = m.bytes_per_expert.map_or_else(|| "unknown".to_owned(), |n| Unit::Bytes.show(n as f64));
+    let sampling = run.sampling.as_ref().map_or_else(
+        || "unknown".to_owned(),
+        |s| format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
+    );
     let verification = match run.verification {
         Verification::Exact => "exact",
         Verification::Batched => "batched",
+        Verification::Unknown => "unknown",
     };
     let windows = match run.window_completeness {
         WindowCompleteness::Full => "all rows recorded",
         WindowCompleteness::AcceptedOnly => "kept rows recorded only: unions are lower bounds",
         WindowCompleteness::Counts => "counts recorded only",
-        WindowCompleteness::None => "no routes recorded",
+        WindowCompleteness::None => "no windows recorded",
     };
     let state = match (&run.incomplete_reason, run.complete) {
         (_, true) => "complete".to_owned(),
@@ -145,10 +153,10 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
         ("state", state),
         ("model", format!("{} ({})", m.name, m.architecture)),
         ("layers", format!("{}, {} of them routed", m.layers, m.moe_layers.len())),
-        ("experts", format!("top {} of {}, and {} shared", m.experts_per_token, m.experts, m.shared_experts)),
-        ("bytes per expert", format!("{} ({})", Unit::Bytes.show(m.bytes_per_expert as f64), m.quantisation)),
-        ("drafter", format!("{}, {} drafts per step", run.drafter.kind, run.drafter.draft_len)),
-        ("sampling", format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed)),
+        ("experts", format!("top {} of {experts}, and {} shared", m.experts_per_token, known(m.shared_experts))),
+        ("bytes per expert", format!("{bytes} ({})", m.quantisation)),
+        ("drafter", format!("{}, {} drafts per step", run.drafter.kind, known(run.drafter.draft_len))),
+        ("sampling", sampling),
         ("verification", verification.to_owned()),
         ("windows", windows.to_owned()),
         (

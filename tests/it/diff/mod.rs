@@ -108,7 +108,7 @@ fn every_kind_is_refused_by_its_name() {
     type Edit = fn(&mut specprof::trace::Manifest);
     let edits: [(&str, Edit); 6] = [
         ("model", |m| m.model.name = "other".into()),
-        ("draft_len", |m| m.drafter.draft_len = 9),
+        ("draft_len", |m| m.drafter.draft_len = Some(9)),
         ("drafter", |m| m.drafter.kind = "mtp".into()),
         ("quantisation", |m| m.model.quantisation = "fp8".into()),
         ("id_space", |m| m.id_space = specprof::trace::manifest::IdSpace::Physical),

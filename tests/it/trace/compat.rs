@@ -3,6 +3,7 @@
 use super::kernels::timed;
 use super::{Row, files, route_rows};
 use serde_json::{Value, json};
+use specprof::trace::manifest::{IdSpace, Verification};
 use specprof::trace::token_hash::TokenHasher;
 use specprof::trace::{Ending, TelemetrySample, Trace, TraceWriter, WriterOptions, validate};
 use std::fs;
@@ -72,7 +73,12 @@ fn publish_this_version() {
     let dir = compat().join(format!("v{}", specprof::trace::FORMAT_VERSION));
     fs::create_dir_all(&dir).unwrap();
     let path = dir.join("trace");
-    let mut writer = TraceWriter::create(&path, timed().manifest(), &WriterOptions { kernels: true, ..WriterOptions::default() }).unwrap();
+    // With what this version brought: facts that nobody said.
+    let mut facts = timed().manifest();
+    (facts.sampling, facts.drafter.draft_len, facts.host_times) = (None, None, false);
+    (facts.verification, facts.id_space) = (Verification::Unknown, IdSpace::Unknown);
+    (facts.model.hidden_size, facts.model.bytes_per_expert, facts.model.experts_known) = (None, None, false);
+    let mut writer = TraceWriter::create(&path, facts, &WriterOptions { kernels: true, ..WriterOptions::default() }).unwrap();
     writer.telemetry().offer(TelemetrySample { time_ns: 1_700_000_000_000_000_000, host_load: Some(0.25), ..TelemetrySample::default() });
     timed().emit(&mut writer).unwrap();
     writer.finish(Ending::Complete).unwrap();

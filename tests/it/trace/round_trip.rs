@@ -1,6 +1,9 @@
 //! What was written is what is read.
 
 use super::{Row, files, route_rows};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, UInt16Type};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use proptest::prelude::*;
 use specprof::trace::event::RouteBlock;
 use specprof::trace::synth::Synth;
@@ -217,6 +220,39 @@ fn large_parts_end_with_a_step_and_are_small_enough() {
     let ranges: Vec<_> = units.iter().map(|u| u.steps().unwrap()).collect();
     assert_eq!((ranges[0].0, ranges[0].1 + 1, ranges[1].1), (0, ranges[1].0, 4999));
     assert_eq!(validate(&trace).unwrap().failed(), 0);
+}
+
+/// Parts of many rows are encoded by the trace's own code: its own reader and the library's must agree on every id.
+#[test]
+fn large_parts_are_read_by_the_librarys_reader_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t");
+    // Ids of nine bits, more rows than one page has.
+    let synth =
+        Synth { requests: 2, verify_steps: 450, layers: (1..21).collect(), draft_layer: Some(42), experts: 400, k: 3, ..synth(true) };
+    synth.write(&path).unwrap();
+    let mut ours = route_rows(&Trace::open(&path).unwrap()).unwrap();
+    assert!(ours.len() > 66_000, "{}", ours.len());
+    ours.reverse();
+    let mut parts: Vec<_> = std::fs::read_dir(path.join("routes")).unwrap().map(|e| e.unwrap().path()).collect();
+    parts.sort();
+    for part in parts {
+        let reader = ParquetRecordBatchReaderBuilder::try_new(std::fs::File::open(part).unwrap()).unwrap();
+        let encodings: Vec<_> = reader.metadata().row_group(0).column(4).encodings().collect();
+        assert!(encodings.contains(&parquet::basic::Encoding::RLE_DICTIONARY), "{encodings:?}");
+        for batch in reader.build().unwrap() {
+            let batch = batch.unwrap();
+            let numbers = |name: &str| batch.column_by_name(name).unwrap().as_primitive::<UInt16Type>().values().to_vec();
+            let (layer, row, ids) = (numbers("layer"), numbers("row"), ["e0", "e1", "e2"].map(numbers));
+            let weights = batch.column_by_name("w2").unwrap().as_primitive::<Float32Type>().values().to_vec();
+            for i in 0..batch.num_rows() {
+                let mine = ours.pop().unwrap();
+                let theirs = (layer[i], row[i], ids.iter().map(|column| column[i]).collect::<Vec<_>>(), weights[i].to_bits());
+                assert_eq!((mine.1, mine.2, mine.4, mine.5[2]), theirs);
+            }
+        }
+    }
+    assert!(ours.is_empty());
 }
 
 #[test]

@@ -1,0 +1,456 @@
+//! The common way from foreign rows to a trace: numbers steps and requests, counts what was left out, writes.
+
+use super::place::{check_free, place};
+use super::{ImportError, Options};
+use crate::trace::event::{UNKNOWN_CONTEXT, UNKNOWN_TOKEN};
+use crate::trace::expert_set::MAX_EXPERTS;
+use crate::trace::manifest::{
+    DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
+};
+use crate::trace::writer::{Ending, WriterOptions};
+use crate::trace::{
+    FORMAT_VERSION, FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TelemetrySample, TraceError,
+    TraceWriter, manifest_fault,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What an importer knows of its source before the first step. The rest is unknown until [`Sink::facts_mut`] says it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Source {
+    /// The engine and, when known, its version: `vllm 0.33`.
+    pub engine: String,
+    /// The model's name as the file has it; the configuration's and then `unknown` otherwise.
+    pub model_name: Option<String>,
+    /// Name of the device, when the file has it.
+    pub device: Option<String>,
+    /// The drafter's word; `unknown` when the file does not say, `none` when there was none.
+    pub drafter: String,
+    /// Drafts per verify step, when known.
+    pub draft_len: Option<u16>,
+    /// Experts per row in `routes`; 0 when there are no routes.
+    pub k: u16,
+    /// What is known of rejected rows.
+    pub window_completeness: WindowCompleteness,
+    /// What the ids mean.
+    pub id_space: IdSpace,
+    /// Whether gate weights come with the ids.
+    pub router_weights: bool,
+    /// Whether the verify steps' `accepted` is known.
+    pub acceptance_known: bool,
+    /// Whether the steps' host times are known.
+    pub host_times: bool,
+    /// How tokens were chosen, when known.
+    pub sampling: Option<SamplingInfo>,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self {
+            engine: "unknown".into(),
+            model_name: None,
+            device: None,
+            drafter: "unknown".into(),
+            draft_len: None,
+            k: 0,
+            window_completeness: WindowCompleteness::None,
+            id_space: IdSpace::Unknown,
+            router_weights: false,
+            acceptance_known: true,
+            host_times: false,
+            sampling: None,
+        }
+    }
+}
+
+/// Events that wait for the trace's writer.
+const QUEUE: usize = 64;
+const NEVER: Duration = Duration::from_secs(1 << 32);
+
+/// A step of which only this much is known: no times, no context, nothing emitted, no routes.
+pub fn step(request_id: u32, phase: Phase, input_tokens: Vec<u32>) -> StepEvent {
+    StepEvent {
+        step_id: 0,
+        request_id,
+        phase,
+        accepted: 0,
+        context_len: UNKNOWN_CONTEXT,
+        input_tokens,
+        parents: None,
+        emitted_tokens: Vec::new(),
+        draft_probs: None,
+        draft_confidences: None,
+        host_begin_ns: 0,
+        host_end_ns: 0,
+        draft_host_ns: 0,
+        target_host_ns: 0,
+        device_ns: None,
+        routes: StepRoutes::default(),
+    }
+}
+
+/// `n` tokens that nobody named.
+pub fn unknown_tokens(n: usize) -> Vec<u32> {
+    vec![UNKNOWN_TOKEN; n]
+}
+
+/// Rows of one kind that were left out: how many, and the sentence around the number.
+#[derive(Debug, Clone)]
+struct LeftOut {
+    rows: u64,
+    what: String,
+}
+
+/// A trace that is being made of foreign events. Dropped without [`Sink::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct Sink {
+    out: PathBuf,
+    temporary: PathBuf,
+    options: Options,
+    writer: Option<TraceWriter>,
+    next_step: u32,
+    next_request: u32,
+    emitted: BTreeMap<u32, u32>,
+    /// Largest expert id by whether it was the target's, to number experts that nobody counted.
+    largest_id: Option<u16>,
+    layers: BTreeSet<u16>,
+    draft_layers: BTreeSet<u16>,
+    /// The layers in the order in which they came first, and the place of the next one expected.
+    order: Vec<(Module, u16)>,
+    turn: usize,
+    left_out: BTreeMap<&'static str, LeftOut>,
+    warnings: Vec<Warning>,
+    counts: BTreeMap<u16, Vec<u64>>,
+    ending: Ending,
+}
+
+impl Sink {
+    /// Checks that a trace can be made at `out`; nothing is written yet.
+    ///
+    /// # Errors
+    /// [`TraceError::Exists`] when something is there, with `force` [`TraceError::NotATrace`] when that is more than a trace.
+    pub fn create(out: &Path, options: &Options) -> Result<Self, ImportError> {
+        check_free(out, options.force)?;
+        let name = out.file_name().ok_or_else(|| ImportError::input(out, "not a name for a trace; give another -o"))?;
+        let temporary = out.with_file_name(format!(".{}.{}.importing", name.to_string_lossy(), std::process::id()));
+        Ok(Self {
+            out: out.to_owned(),
+            temporary,
+            options: options.clone(),
+            writer: None,
+            next_step: 0,
+            next_request: 0,
+            emitted: BTreeMap::new(),
+            largest_id: None,
+            layers: BTreeSet::new(),
+            draft_layers: BTreeSet::new(),
+            order: Vec::new(),
+            turn: 0,
+            left_out: BTreeMap::new(),
+            warnings: Vec::new(),
+            counts: BTreeMap::new(),
+            ending: Ending::Complete,
+        })
+    }
+
+    /// Whether [`Sink::begin`] was called.
+    pub fn has_begun(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    /// Starts the trace. `path` is the input that is named when the shape cannot be one.
+    ///
+    /// # Errors
+    /// When k or the number of experts is impossible or contradicts the options, or the directory cannot be written.
+    pub fn begin(&mut self, path: &Path, source: &Source) -> Result<(), ImportError> {
+        let experts = self.options.known_experts();
+        if let Some(known) = self.options.known_k().filter(|&k| source.k > 0 && k != source.k) {
+            return Err(ImportError::input(path, format!("{} experts per row, --k or the model's configuration says {known}", source.k)));
+        }
+        if let Some(e) = experts.filter(|&e| e < source.k || usize::from(e) > MAX_EXPERTS) {
+            let reason = format!("{} experts per row of {e}; at most {MAX_EXPERTS} experts are supported", source.k);
+            return Err(ImportError::input(path, reason));
+        }
+        let facts = self.manifest(source, experts);
+        self.create_writer(facts)
+    }
+
+    fn create_writer(&mut self, facts: Manifest) -> Result<(), ImportError> {
+        // Few events wait: a step of a long prompt has megabytes of routes.
+        // Nobody reads it before it is whole: no small parts at commits that would be merged again.
+        let options = WriterOptions { force: true, queue: QUEUE, count_waits: false, flush_interval: NEVER, kernels: false };
+        self.writer = Some(TraceWriter::create(&self.temporary, facts, &options)?);
+        Ok(())
+    }
+
+    /// What a manifest says when only this much is known.
+    pub(super) fn manifest(&self, source: &Source, experts: Option<u16>) -> Manifest {
+        let unknown = || "unknown".to_owned();
+        let config = self.options.model.clone().unwrap_or_default();
+        let moe_layers = config.moe_layers.clone().unwrap_or_default();
+        Manifest {
+            format_version: FORMAT_VERSION.to_string(),
+            written_by: format!("specprof {}", env!("CARGO_PKG_VERSION")),
+            complete: false,
+            incomplete_reason: None,
+            // The run is the import: when the engine ran is not known.
+            started_unix_ns: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX)),
+            ended_unix_ns: None,
+            model: ModelShape {
+                name: source.model_name.clone().or(config.name).unwrap_or_else(unknown),
+                architecture: config.architecture.unwrap_or_else(unknown),
+                identity: None,
+                layers: config.layers.unwrap_or(0),
+                moe_layers,
+                draft_layers: Vec::new(),
+                // Until the end, so that every id may come.
+                experts: experts.unwrap_or(MAX_EXPERTS as u16),
+                experts_known: experts.is_some(),
+                experts_per_token: source.k,
+                shared_experts: config.shared_experts,
+                hidden_size: config.hidden_size,
+                expert_size: config.expert_size,
+                vocab_size: config.vocab_size,
+                quantisation: config.quantisation.unwrap_or_else(unknown),
+                bytes_per_expert: None,
+                bytes_other_per_step: None,
+            },
+            drafter: DrafterInfo { kind: source.drafter.clone(), draft_len: source.draft_len, bytes_per_draft: None, external: None },
+            sampling: source.sampling.clone(),
+            verification: Verification::Unknown,
+            engine: source.engine.clone(),
+            device: DeviceInfo { kind: unknown(), name: source.device.clone().unwrap_or_else(unknown), units: None },
+            window_completeness: source.window_completeness,
+            id_space: self.options.id_space.unwrap_or(source.id_space),
+            token_hash: None,
+            instrumentation: Instrumentation::default(),
+            emulated: false,
+            host_times: source.host_times,
+            acceptance_known: source.acceptance_known,
+            expert_counts: None,
+            router_weights: source.router_weights,
+            text_stored: false,
+            warnings: Vec::new(),
+            tables: BTreeMap::new(),
+        }
+    }
+
+    /// Starts a trace whose facts are all known already.
+    ///
+    /// # Errors
+    /// As [`Sink::begin`].
+    pub fn begin_with(&mut self, path: &Path, facts: Manifest) -> Result<(), ImportError> {
+        if usize::from(facts.model.experts) > MAX_EXPERTS {
+            let reason = format!("{} experts; at most {MAX_EXPERTS} are supported", facts.model.experts);
+            return Err(ImportError::input(path, reason));
+        }
+        self.create_writer(facts)
+    }
+
+    /// Says that the trace will end as an incomplete one, and why.
+    pub fn incomplete(&mut self, reason: String) {
+        self.ending = Ending::Incomplete(reason);
+    }
+
+    /// Adds a sample of the machine's state.
+    ///
+    /// # Errors
+    /// When the trace cannot be written.
+    pub fn telemetry(&mut self, sample: TelemetrySample) -> Result<(), ImportError> {
+        Ok(self.writer()?.sample(sample)?)
+    }
+
+    /// The run's facts, to be completed before [`Sink::finish`]; `None` before [`Sink::begin`].
+    pub fn facts_mut(&mut self) -> Option<&mut Manifest> {
+        self.writer.as_mut().map(TraceWriter::facts_mut)
+    }
+
+    /// The next request's number.
+    pub fn request_id(&mut self) -> u32 {
+        self.next_request += 1;
+        self.next_request - 1
+    }
+
+    /// Adds a step under the next number, which it returns.
+    ///
+    /// # Errors
+    /// When it contradicts the trace, or the trace cannot be written.
+    pub fn step(&mut self, step: StepEvent) -> Result<u32, ImportError> {
+        self.step_with_id(StepEvent { step_id: self.next_step, ..step })
+    }
+
+    /// Adds a step that has a number of its own, which must ascend.
+    ///
+    /// # Errors
+    /// As [`Sink::step`].
+    pub fn step_with_id(&mut self, step: StepEvent) -> Result<u32, ImportError> {
+        let id = step.step_id;
+        self.next_step = id.checked_add(1).ok_or_else(|| TraceError::Event { what: format!("step {id}: too many steps") })?;
+        *self.emitted.entry(step.request_id).or_default() += u32::try_from(step.emitted_tokens.len()).unwrap_or(u32::MAX);
+        self.largest_id = self.largest_id.max(step.routes.ids.iter().max().copied());
+        for block in &step.routes.blocks {
+            let (module, layer) = (block.module, block.layer);
+            // Steps have their layers in the same order: mostly it is the one that came there before.
+            self.turn = if self.turn < self.order.len() { self.turn } else { 0 };
+            if self.order.get(self.turn) != Some(&(module, layer)) {
+                let layers = if module == Module::Target { &mut self.layers } else { &mut self.draft_layers };
+                if layers.insert(layer) {
+                    self.order.push((module, layer));
+                }
+                self.turn = self.order.iter().position(|known| *known == (module, layer)).unwrap_or(0);
+            }
+            self.turn += 1;
+        }
+        self.writer()?.step(step)?;
+        Ok(id)
+    }
+
+    /// Adds the operations of a step that was added before; steps ascend, each comes once.
+    ///
+    /// # Errors
+    /// When they contradict the trace, or the trace cannot be written.
+    pub fn kernels(&mut self, step_id: u32, kernels: Vec<KernelEvent>) -> Result<(), ImportError> {
+        Ok(self.writer()?.kernels(step_id, kernels)?)
+    }
+
+    /// Ends a request.
+    ///
+    /// # Errors
+    /// When the trace cannot be written.
+    pub fn request(&mut self, request: RequestEvent) -> Result<(), ImportError> {
+        Ok(self.writer()?.request(request)?)
+    }
+
+    /// Ends a request of which only this much is known; what its steps emitted is what it generated.
+    ///
+    /// # Errors
+    /// As [`Sink::request`].
+    pub fn end_request(
+        &mut self,
+        request_id: u32,
+        id: String,
+        prompt_tokens: u32,
+        finish_reason: FinishReason,
+        tags: String,
+    ) -> Result<(), ImportError> {
+        let generated_tokens = self.emitted.remove(&request_id).unwrap_or(0);
+        self.request(RequestEvent {
+            request_id,
+            id,
+            prompt_tokens,
+            generated_tokens,
+            finish_reason,
+            tags,
+            prompt_text: None,
+            output_text: None,
+        })
+    }
+
+    /// Starts a trace that holds counts by expert and neither steps nor routes. Without `k`, how many rows the counts
+    /// are of is not known.
+    ///
+    /// # Errors
+    /// As [`Sink::begin`].
+    pub fn begin_counts(&mut self, path: &Path, engine: &str, k: Option<u16>) -> Result<(), ImportError> {
+        if self.has_begun() {
+            return Ok(());
+        }
+        let window_completeness = WindowCompleteness::Counts;
+        self.begin(path, &Source { engine: engine.into(), k: k.unwrap_or(0), window_completeness, ..Source::default() })
+    }
+
+    /// Adds how often each expert of a layer was chosen.
+    pub fn counts(&mut self, layer: u16, by_expert: &[u64]) {
+        let counts = self.counts.entry(layer).or_default();
+        counts.resize(counts.len().max(by_expert.len()), 0);
+        for (sum, n) in counts.iter_mut().zip(by_expert) {
+            *sum = sum.saturating_add(*n);
+        }
+    }
+
+    /// Says something under every report of the trace; of one code, the first sentence stays.
+    pub fn warn(&mut self, code: &str, message: impl Into<String>) {
+        if !self.warnings.iter().any(|w| w.code == code) {
+            self.warnings.push(Warning::new(code, message));
+        }
+    }
+
+    /// Counts rows that are left out. The warning says `N rows WHAT`.
+    pub fn leave_out(&mut self, code: &'static str, rows: u64, what: &str) {
+        if rows > 0 {
+            self.left_out.entry(code).or_insert_with(|| LeftOut { rows: 0, what: what.to_owned() }).rows += rows;
+        }
+    }
+
+    /// Number of steps so far.
+    pub fn steps(&self) -> u32 {
+        self.next_step
+    }
+
+    fn writer(&mut self) -> Result<&mut TraceWriter, ImportError> {
+        self.writer.as_mut().ok_or_else(|| TraceError::Event { what: "an event before the trace's beginning".into() }.into())
+    }
+
+    /// Ends the trace and puts it into place.
+    ///
+    /// # Errors
+    /// When nothing was imported, or the trace cannot be written.
+    pub fn finish(mut self) -> Result<Manifest, ImportError> {
+        let (seen, draft_seen) = (std::mem::take(&mut self.layers), std::mem::take(&mut self.draft_layers));
+        let mut warnings = std::mem::take(&mut self.warnings);
+        warnings.extend(self.left_out.iter().map(|(code, l)| Warning::new(code, format!("{} rows {}", l.rows, l.what))));
+        let (largest, known_layers) = (self.largest_id, self.options.known_layers());
+        let Some(mut writer) = self.writer.take() else {
+            return Err(ImportError::empty(&self.out, "nothing to import in the inputs"));
+        };
+        let facts = writer.facts_mut();
+        let model = &mut facts.model;
+        if !model.experts_known {
+            model.experts = largest.map_or(model.experts_per_token, |id| (id + 1).max(model.experts_per_token));
+        }
+        let counted = std::mem::take(&mut self.counts);
+        let seen: BTreeSet<u16> = seen.into_iter().chain(counted.keys().copied()).collect();
+        if !counted.is_empty() {
+            let experts = counted.values().map(Vec::len).max().unwrap_or(0);
+            model.experts = u16::try_from(experts).unwrap_or(u16::MAX);
+            model.experts_known = true;
+            facts.expert_counts = Some(counted);
+        }
+        let model = &mut facts.model;
+        if model.moe_layers.is_empty() {
+            model.moe_layers = seen.iter().copied().collect();
+        }
+        if let Some(stray) = seen.iter().find(|l| !model.moe_layers.contains(l)) {
+            let reason =
+                format!("layer {stray} is routed in the inputs, the model's configuration says that it has no router; check --layers");
+            return Err(ImportError::input(&self.out, reason));
+        }
+        if model.draft_layers.is_empty() {
+            model.draft_layers = draft_seen.into_iter().collect();
+        }
+        let highest = model.moe_layers.last().map_or(0, |&last| last + 1);
+        model.layers = model.layers.max(known_layers.unwrap_or(0)).max(highest);
+        facts.warnings.extend(warnings);
+        // What is written must be read again.
+        if let Some(fault) = manifest_fault(facts) {
+            return Err(ImportError::input(&self.out, format!("no trace can be made of this: {fault}")));
+        }
+        let manifest = writer.finish(self.ending.clone())?;
+        // The import may have taken long.
+        check_free(&self.out, self.options.force)?;
+        place(&self.temporary, &self.out)?;
+        Ok(manifest)
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        // The writer first: it writes its last manifest when it is dropped.
+        drop(self.writer.take());
+        if self.temporary.is_dir() {
+            let _ = fs::remove_dir_all(&self.temporary);
+        }
+    }
+}
