@@ -6,7 +6,7 @@ use super::ui::Ui;
 use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
 use crate::engine::sampling::Sampling;
 use crate::engine::{Checkpoint, EngineError};
-use crate::record::{Options, Plan, Progress, Prompt, RecordError, Recording, WorkloadError, workload};
+use crate::record::{BackendKind, Options, Plan, Progress, Prompt, RecordError, Recording, WorkloadError, why_no_cuda, workload};
 use crate::trace::TraceError;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -104,7 +104,7 @@ enum Backend {
     Auto,
     /// The CPU engine
     Cpu,
-    /// An NVIDIA GPU
+    /// The first NVIDIA GPU; not yet tried on a real one
     Cuda,
 }
 
@@ -153,8 +153,14 @@ impl Draft {
 impl Args {
     /// The drafter, refusing what this build or machine cannot do.
     fn draft(&self) -> Result<DraftKind, Failure> {
-        if self.backend == Backend::Cuda {
-            return Err(Failure::Environment("--backend cuda: this build has no CUDA backend; use --backend cpu".into()));
+        if self.backend == Backend::Cuda
+            && let Some(reason) = why_no_cuda()
+        {
+            return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
+        }
+        if self.kernels == Kernels::Cupti && self.backend == Backend::Cuda {
+            let reason = "--kernels cupti: this build has no CUPTI recorder yet; use --kernels off";
+            return Err(Failure::Environment(reason.into()));
         }
         if self.kernels == Kernels::Cupti {
             let reason = "--kernels cupti: CUPTI records a GPU's kernels, and the model runs on the CPU; use --kernels auto or off";
@@ -179,6 +185,8 @@ impl Args {
             store_text: self.store_text,
             // On the CPU it is the engine itself that looks at the clock.
             kernels: self.kernels == Kernels::Auto,
+            // A GPU is taken when it is asked for: the engine on it has not been run on one yet.
+            backend: if self.backend == Backend::Cuda { BackendKind::Cuda } else { BackendKind::Cpu },
         }
     }
 

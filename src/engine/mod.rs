@@ -1,4 +1,4 @@
-//! The CPU engine: a checkpoint of the Ling-3.0 family (BailingMoeV3) to logits, drafts and events.
+//! The engine: a checkpoint of the Ling-3.0 family (BailingMoeV3) to logits, drafts and events, on the CPU or by the kernels of [`cuda`].
 //!
 //! Owns the architecture; knows nothing of files other than checkpoints, and nothing of reports.
 
@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod clock;
 pub mod config;
 pub mod config_read;
+pub mod cuda;
 pub mod decode;
 pub mod drafter;
 pub mod error;
@@ -41,6 +42,7 @@ pub mod shards;
 mod simd;
 pub mod speculate;
 pub mod tap;
+pub mod target;
 pub mod tensors;
 pub mod tokenizer;
 pub mod verify;

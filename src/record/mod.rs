@@ -3,6 +3,7 @@
 //! [`Plan::new`] checks everything that can be wrong with the input, before anything is created; [`run`] then runs the
 //! plan's requests into any [`crate::trace::Probe`], and [`record`] runs it into a trace.
 
+mod backend;
 mod bandwidth;
 mod error;
 mod facts;
@@ -12,6 +13,7 @@ mod run;
 pub mod sweep;
 pub mod workload;
 
+pub use backend::{BackendKind, why_no_cuda};
 pub use bandwidth::copy_gb_per_s;
 pub use error::RecordError;
 pub use facts::{model_shape, run_facts};

@@ -1,7 +1,7 @@
 //! A workload made ready for a model: token ids, limits and stop tokens, everything checked.
 
-use super::RecordError;
 use super::workload::{Prompt, PromptSource, WorkloadError};
+use super::{BackendKind, RecordError};
 use crate::engine::chat::{ChatTemplate, special_token};
 use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
 use crate::engine::sampling::Sampling;
@@ -36,6 +36,8 @@ pub struct Options {
     pub store_text: bool,
     /// Whether the times of the engine's operations are recorded.
     pub kernels: bool,
+    /// What runs the model.
+    pub backend: BackendKind,
 }
 
 impl Default for Options {
@@ -51,6 +53,7 @@ impl Default for Options {
             router_weights: false,
             store_text: false,
             kernels: true,
+            backend: BackendKind::Cpu,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Runs a plan's requests one after the other, into a probe or into a trace.
 
+use super::backend::Backend;
 use super::bandwidth::copy_gb_per_s;
 use super::facts::run_facts;
 use super::{Plan, RecordError};
@@ -136,11 +137,20 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Totals, RecordError> {
+    run_on(Backend::open(plan)?, plan, clock, probe, stop, progress)
+}
+
+/// [`run`] on a model that is loaded.
+fn run_on<'p>(
+    backend: Backend<'p>,
+    plan: &Plan<'p>,
+    clock: Clock,
+    probe: &mut dyn Probe,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Totals, RecordError> {
     let options = &plan.options;
-    let model = plan.checkpoint;
-    let none = || RecordError::NoMtp { model: model.name.clone() };
-    let drafter = options.draft.build(&model.config, &model.weights).ok_or_else(none)?;
-    let mut speculator = Speculator::new(&model.config, &model.weights, drafter, plan.settings(), clock);
+    let mut speculator = Speculator::new(&plan.checkpoint.config, backend.target, backend.drafter, plan.settings(), clock);
     let full_window = if options.draft == DraftKind::Mtp { options.draft_len } else { 0 };
     let mut tally = Tally { inner: probe, totals: Totals::default(), requests: plan.requests.len(), full_window, settled: 0, progress };
     for (number, planned) in plan.requests.iter().enumerate() {
@@ -196,13 +206,16 @@ pub fn record(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Recording, RecordError> {
     let clock = Clock::start();
+    // Before anything is created: a device may not be there, or have too little memory.
+    let backend = Backend::open(plan)?;
     let mut facts = run_facts(plan, clock.started_ns());
-    let kernels = plan.options.kernels;
+    backend.describe(&mut facts);
+    let kernels = plan.options.kernels && backend.times_operations();
     // What the experts' times are compared with; without them it would only delay the start.
     facts.instrumentation.copy_gb_per_s = kernels.then(copy_gb_per_s).flatten();
     let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, kernels, ..WriterOptions::default() })?;
     let sampler = telemetry.then(|| HostSampler::start(writer.telemetry(), SAMPLE_INTERVAL)).transpose()?;
-    let ended = run(plan, clock, &mut writer, stop, progress);
+    let ended = run_on(backend, plan, clock, &mut writer, stop, progress);
     drop(sampler);
     match ended {
         Ok(totals) => {

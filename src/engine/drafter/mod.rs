@@ -41,7 +41,7 @@ impl DraftKind {
     /// The drafter for a model; `None` when the model has no block for it.
     pub fn build<'m>(self, config: &'m ModelConfig, weights: &'m ModelWeights) -> Option<Box<dyn Drafter + 'm>> {
         Some(match self {
-            Self::Mtp => Box::new(MtpDrafter::new(Mtp::new(config, weights)?, config.hidden)),
+            Self::Mtp => Box::new(MtpDrafter::new(Box::new(Mtp::new(config, weights)?), config.hidden)),
             Self::Ngram => Box::new(NgramDrafter),
             Self::None => Box::new(NoDrafter),
         })

@@ -7,9 +7,9 @@
 
 use super::{Drafter, Drafts, EngineError, MAX_DRAFT_LEN, RouteTap, Sampler};
 use crate::engine::NoTap;
-use crate::engine::mtp::Mtp;
 use crate::engine::sampling::{argmax, inverse_cdf, softmax_of};
 use crate::engine::session::LogitRows;
+use crate::engine::target::DraftModule;
 use crate::engine::verify::DraftDist;
 use crate::trace::{Component, Module};
 
@@ -18,9 +18,8 @@ use crate::trace::{Component, Module};
 const MAX_WAITING: usize = MAX_DRAFT_LEN + 1;
 
 /// The MTP drafter of one request at a time.
-#[derive(Debug)]
 pub struct MtpDrafter<'m> {
-    mtp: Mtp<'m>,
+    mtp: Box<dyn DraftModule + 'm>,
     width: usize,
     /// Observed rows that are not in the cache yet: the token after each, and hidden states `[rows, H]`.
     waiting: Vec<u32>,
@@ -31,7 +30,7 @@ pub struct MtpDrafter<'m> {
 
 impl<'m> MtpDrafter<'m> {
     /// A drafter over an MTP block with hidden size `width`.
-    pub fn new(mtp: Mtp<'m>, width: usize) -> Self {
+    pub fn new(mtp: Box<dyn DraftModule + 'm>, width: usize) -> Self {
         Self { mtp, width, waiting: Vec::new(), waiting_hidden: Vec::new(), link: Vec::new() }
     }
 
