@@ -268,6 +268,7 @@ pub(super) fn record_with_progress(
 /// What only a forward pass can find is wrong with the checkpoint, not with the command line.
 fn failure(plan: &Plan<'_>, error: RecordError) -> Failure {
     match error {
+        RecordError::Engine(EngineError::Device(reason)) => Failure::Environment(format!("--backend cuda: {reason}")),
         RecordError::Engine(error @ EngineError::NotFinite { .. }) => Failure::Input(format!("{}: {error}", plan.checkpoint.name)),
         other => other.into(),
     }

@@ -25,6 +25,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("indicatif", &["cli"]),
     ("anstream", &["report", "cli"]),
     ("ctrlc", &["cli"]),
+    ("cudarc", &["engine"]),
+    ("flate2", &["engine"]),
     ("comfy_table", &["report", "cli"]),
     ("kuva", &["report"]),
 ];

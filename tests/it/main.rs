@@ -2,6 +2,7 @@
 
 mod advise;
 mod checkpoint;
+mod cuda;
 mod dependencies;
 mod diff;
 mod doctor;
@@ -9,6 +10,7 @@ mod export;
 mod goldens;
 mod help;
 mod inspect;
+mod kernels;
 mod layers;
 mod pages;
 mod readme;
