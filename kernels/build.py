@@ -13,8 +13,10 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -69,7 +71,7 @@ class Compiler:
         failed = self.call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
         log = self.output(program, "ProgramLog").rstrip(b"\0").decode()
         if failed:
-            sys.exit(f"{arch}: {log}")
+            raise SystemExit(f"{arch}: {log}")
         image = self.output(program, "PTX" if arch.startswith("compute") else "CUBIN")
         self.call("nvrtcDestroyProgram", ctypes.byref(program))
         return image, log
@@ -97,9 +99,10 @@ def build():
     files = {p.name: p.read_text() for p in sorted([*HERE.glob("*.cu"), *HERE.glob("*.cuh")])}
     source = "".join(f'#include "{name}"\n' for name in files if name.endswith(".cu"))
     kernels = sorted(re.findall(r"__launch_bounds__\(\d+(?:, \d+)?\)\s+(\w+)\(", "".join(files.values())))
-    compiler, images, report = Compiler(), {}, {}
-    for arch in [*CUBINS, PTX]:
-        image, log = compiler.compile(arch, source, files)
+    compiler, images, report, targets = Compiler(), {}, {}, [*CUBINS, PTX]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = list(pool.map(lambda arch: compiler.compile(arch, source, files), targets))
+    for arch, (image, log) in zip(targets, compiled):
         name = "kernels.ptx" if arch == PTX else f"{arch}.cubin"
         images[name] = image
         entry = {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest()}

@@ -73,6 +73,37 @@ SP_DEVICE float2 sp_e4m3x2(u32 codes) {
     return v;
 }
 
+// cos and sin of pi times t, |t| <= 1.
+SP_DEVICE void sp_cos_sin_pi(float t, float* c, float* s) { sincospif(t, s, c); }
+
+#define SP_DYNAMIC_SHARED(type, name) \
+    extern __shared__ __align__(16) u8 sp_dynamic_bytes[]; \
+    type* name = (type*)sp_dynamic_bytes
+
+#else
+
+SP_DEVICE uint4 sp_weight16(const void* at) { return *(const uint4*)emu_weight(at, 16); }
+SP_DEVICE uint2 sp_weight8(const void* at) { return *(const uint2*)emu_weight(at, 8); }
+SP_DEVICE u32 sp_weight4(const void* at) { return *(const u32*)emu_weight(at, 4); }
+SP_DEVICE u32 sp_weight2(const void* at) { return *(const u16*)emu_weight(at, 2); }
+SP_DEVICE u32 sp_weight1(const void* at) { return *(const u8*)emu_weight(at, 1); }
+
+SP_DEVICE float sp_e4m3(u32 code) {
+    // Four exponent and three mantissa bits in a float's places give the value times 2^-120, subnormals included.
+    float v = sp_float((code & 0x80) << 24 | (code & 0x7f) << 20) * sp_float(247u << 23);
+    return (code & 0x7f) == 0x7f ? sp_nan() : v;
+}
+SP_DEVICE float2 sp_e4m3x2(u32 codes) { return make_float2(sp_e4m3(codes & 0xff), sp_e4m3(codes >> 8 & 0xff)); }
+
+SP_DEVICE void sp_cos_sin_pi(float t, float* c, float* s) { emu_cos_sin_pi(t, c, s); }
+
+#define SP_DYNAMIC_SHARED(type, name) type* name = (type*)emu_dynamic_shared()
+
+#endif
+
+// The emulator adds a warp's values at one meeting instead of five, unless it is built with EMU_SHUFFLES to run what a device runs.
+#if defined(__CUDA_ARCH__) || defined(EMU_SHUFFLES)
+
 // The sum of all lanes' values, the same bits in every lane.
 SP_DEVICE float sp_warp_sum(float v) {
 #pragma unroll
@@ -102,27 +133,7 @@ SP_DEVICE void sp_warp_sums(float (&v)[N]) {
     }
 }
 
-// cos and sin of pi times t, |t| <= 1.
-SP_DEVICE void sp_cos_sin_pi(float t, float* c, float* s) { sincospif(t, s, c); }
-
-#define SP_DYNAMIC_SHARED(type, name) \
-    extern __shared__ __align__(16) u8 sp_dynamic_bytes[]; \
-    type* name = (type*)sp_dynamic_bytes
-
 #else
-
-SP_DEVICE uint4 sp_weight16(const void* at) { return *(const uint4*)emu_weight(at, 16); }
-SP_DEVICE uint2 sp_weight8(const void* at) { return *(const uint2*)emu_weight(at, 8); }
-SP_DEVICE u32 sp_weight4(const void* at) { return *(const u32*)emu_weight(at, 4); }
-SP_DEVICE u32 sp_weight2(const void* at) { return *(const u16*)emu_weight(at, 2); }
-SP_DEVICE u32 sp_weight1(const void* at) { return *(const u8*)emu_weight(at, 1); }
-
-SP_DEVICE float sp_e4m3(u32 code) {
-    // Four exponent and three mantissa bits in a float's places give the value times 2^-120, subnormals included.
-    float v = sp_float((code & 0x80) << 24 | (code & 0x7f) << 20) * sp_float(247u << 23);
-    return (code & 0x7f) == 0x7f ? sp_nan() : v;
-}
-SP_DEVICE float2 sp_e4m3x2(u32 codes) { return make_float2(sp_e4m3(codes & 0xff), sp_e4m3(codes >> 8 & 0xff)); }
 
 SP_DEVICE float sp_warp_sum(float v) {
     emu_warp_sums(&v, 1);
@@ -130,9 +141,6 @@ SP_DEVICE float sp_warp_sum(float v) {
 }
 template <int N>
 SP_DEVICE void sp_warp_sums(float (&v)[N]) { emu_warp_sums(v, N); }
-SP_DEVICE void sp_cos_sin_pi(float t, float* c, float* s) { emu_cos_sin_pi(t, c, s); }
-
-#define SP_DYNAMIC_SHARED(type, name) type* name = (type*)emu_dynamic_shared()
 
 #endif
 

@@ -1,6 +1,7 @@
 """Builds the stand-in for libcuda out of the kernels' sources: a library with all of them, and with faults when asked.
 
-    build.py OUT        OUT/libcuda.so.1; sources that have not changed are not compiled again
+    build.py OUT [-DNAME]   OUT/libcuda.so.1; sources that have not changed are not compiled again. NAME: EMU_SHUFFLES, which adds
+                            over warps by shuffles, as a device does
 
 Needs g++ and nothing else.
 """
@@ -28,12 +29,12 @@ DEVICE_FLAGS = ["-Wno-unused-function", "-Wno-unused-variable"]
 class Builder:
     """Compiles with g++ into `out`, keeping objects by the hash of everything that went into them."""
 
-    def __init__(self, out):
+    def __init__(self, out, defines=()):
         self.out = Path(out)
         self.compiler = shutil.which("g++")
         if not self.compiler:
             sys.exit("g++ is not on PATH: the emulator of the CUDA kernels is built with it (Debian: apt-get install g++)")
-        self.flags = list(FLAGS)
+        self.flags = [*FLAGS, *defines]
         if "fma" in Path("/proc/cpuinfo").read_text().split():
             self.flags += ["-mfma", "-mavx2"]
         self.out.mkdir(parents=True, exist_ok=True)
@@ -97,7 +98,7 @@ def inlined(name, texts, seen=None):
 
 
 def main():
-    builder = Builder(sys.argv[1])
+    builder = Builder(sys.argv[1], sys.argv[2:])
     objects = builder.all_objects(sources())
     builder.link(objects, builder.out / "libcuda.so.1")
     # Objects of sources that are no more.

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import check_dense
+import check_flash
 import check_kda
 import check_mla
 import check_moe
@@ -19,7 +20,7 @@ import check_sampling
 from checks import Failure
 from driver import Device
 
-MODULES = [check_dense, check_moe, check_kda, check_mla, check_sampling]
+MODULES = [check_dense, check_moe, check_kda, check_mla, check_sampling, check_flash]
 
 
 def main():

@@ -143,7 +143,7 @@ fn what_does_not_fit_is_refused_with_the_numbers_before_anything_is_made() {
     let (code, stdout, stderr) = record(dir.path(), &args, &[("EMU_MEMORY", "9000000")]);
     assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
     assert!(
-        stderr.lines().count() == 1 && ["--backend cuda", "weights", "caches of", "9.0 MB"].iter().all(|w| stderr.contains(w)),
+        stderr.lines().count() == 1 && ["--backend cuda", "weights", "caches of", "9.00 MB"].iter().all(|w| stderr.contains(w)),
         "{stderr}"
     );
     assert!(!dir.path().join("t").exists());

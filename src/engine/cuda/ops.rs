@@ -1,6 +1,8 @@
 //! One function a kernel: its grid, its block, and its arguments in the order of its source. Sizes are numbers of elements,
 //! addresses are device addresses; a kernel's meaning and its bytes are in the head of its source.
 
+#![expect(clippy::too_many_arguments, reason = "a kernel has the arguments that it has")]
+
 use super::device::Device;
 use super::launch::Launch;
 use super::matrix::{DeviceMatrix, Form};

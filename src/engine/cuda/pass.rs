@@ -52,9 +52,9 @@ impl Pass<'_> {
         ops::rmsnorm(self.device, norm.0, ws.branch.at(0), w.post_norm.at(0), eps, size, norm.1, self.site(layer, Part::PostNorm))?;
         match &w.mlp {
             DeviceMlp::Dense(m) => self.gated(layer, m, 0.0),
-            DeviceMlp::Moe { router, bias, experts, shared } => {
-                self.routed(layer, (router, bias.at(0)), experts, ring, limits.expert)?;
-                self.gated(layer, shared, limits.shared)?;
+            DeviceMlp::Moe(m) => {
+                self.routed(layer, (&m.router, m.bias.at(0)), &m.experts, ring, limits.expert)?;
+                self.gated(layer, &m.shared, limits.shared)?;
                 let (k, hidden) = (self.config.experts_per_token, self.config.hidden);
                 let weights = ws.weights.float(ring * super::PASS_ROWS * k);
                 ops::moe_combine(self.device, ws.routed.at(0), weights, ws.slot_of.at(0), (self.rows, k, hidden), ws.branch.at(0))

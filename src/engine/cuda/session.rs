@@ -85,7 +85,7 @@ impl<'m> CudaSession<'m> {
     /// When device memory runs out.
     pub fn new(device: &Rc<Device>, config: &'m ModelConfig, weights: &Rc<DeviceWeights>, tokens: usize) -> Result<Self, EngineError> {
         let kda = weights.layers.iter().filter(|l| matches!(l.attention, DeviceAttention::Kda(_))).count();
-        let routed = weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe { .. })).count();
+        let routed = weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe(_))).count();
         Ok(Self {
             ws: Workspace::new(device, config, routed, tokens)?,
             kda: KdaStates::new(device, config, kda)?,
@@ -131,7 +131,7 @@ impl<'m> CudaSession<'m> {
                 }
             };
             pass.layer(number, layer, &memory, number > 0, ring, limits)?;
-            ring += usize::from(matches!(layer.mlp, DeviceMlp::Moe { .. }));
+            ring += usize::from(matches!(layer.mlp, DeviceMlp::Moe(_)));
         }
         pass.output(w.final_norm.at(0), &w.head, wanted)?;
         self.ws.check(super::workspace::Site::describe)?;
@@ -189,7 +189,7 @@ impl Target for CudaSession<'_> {
             );
             return Err(EngineError::Request(text));
         }
-        let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe { .. })).map(|(i, _)| i);
+        let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i);
         let routed: Vec<usize> = routed.collect();
         self.out.clear(routed.len());
         let weights = tap.wants_weights();

@@ -65,7 +65,15 @@ pub(super) struct DeviceMla {
 #[derive(Debug)]
 pub(super) enum DeviceMlp {
     Dense(DeviceGated),
-    Moe { router: DeviceMatrix, bias: Buffer, experts: DeviceGated, shared: DeviceGated },
+    Moe(Box<DeviceMoe>),
+}
+
+#[derive(Debug)]
+pub(super) struct DeviceMoe {
+    pub router: DeviceMatrix,
+    pub bias: Buffer,
+    pub experts: DeviceGated,
+    pub shared: DeviceGated,
 }
 
 /// A gated MLP, or those of all experts.
@@ -141,12 +149,12 @@ fn layer(device: &Rc<Device>, name: &str, w: &LayerWeights) -> Result<DeviceLaye
     };
     let mlp = match &w.mlp {
         Mlp::Dense(m) => DeviceMlp::Dense(gated(device, name, std::slice::from_ref(m))?),
-        Mlp::Moe(MoeWeights { router, bias, experts, shared }) => DeviceMlp::Moe {
+        Mlp::Moe(MoeWeights { router, bias, experts, shared }) => DeviceMlp::Moe(Box::new(DeviceMoe {
             router: one("router", router)?,
             bias: device.upload(bias)?,
             experts: gated(device, &format!("{name}, experts"), experts)?,
             shared: gated(device, &format!("{name}, shared expert"), std::slice::from_ref(shared))?,
-        },
+        })),
     };
     Ok(DeviceLayer { input_norm: device.upload(&w.input_norm)?, post_norm: device.upload(&w.post_norm)?, attention, mlp })
 }
