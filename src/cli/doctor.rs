@@ -3,7 +3,7 @@
 use super::exit::Failure;
 use super::ui::{Output, Ui};
 use crate::metric::Unit;
-use crate::record::machine;
+use crate::record::{machine, why_no_cuda};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -153,5 +153,8 @@ fn nvml() -> Check {
 }
 
 fn cuda_backend() -> Check {
-    Check::new("cuda backend", Status::Unavailable, "this build has no CUDA backend; recording runs on the CPU")
+    match why_no_cuda() {
+        Some(reason) => Check::new("cuda backend", Status::Unavailable, format!("{reason}; recording runs on the CPU")),
+        None => Check::new("cuda backend", Status::Warning, "can be tried with `record --backend cuda`; it has run on no real GPU yet"),
+    }
 }

@@ -94,7 +94,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
 /// `--golden`: refusals first, so that nothing large is opened for nothing.
 fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
     if args.golden.backend == GoldenBackend::Cuda {
-        let text = "--backend cuda: there is no CUDA backend in this build; run the comparison with --backend cpu";
+        let text = "--backend cuda: the comparison runs on the CPU engine alone so far; use --backend cpu";
         return Err(Failure::Environment(text.into()));
     }
     let report = match &args.target {

@@ -6,7 +6,7 @@ use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
 use crate::engine::drafter::MAX_DRAFT_LEN;
 use crate::engine::{DsparkCheckpoint, EngineError};
-use crate::record::{Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError};
+use crate::record::{BackendKind, Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError, why_no_cuda};
 use crate::trace::TraceError;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -78,7 +78,7 @@ enum Backend {
     Auto,
     /// The CPU engine
     Cpu,
-    /// An NVIDIA GPU
+    /// The first NVIDIA GPU; not yet tried on a real one
     Cuda,
 }
 
@@ -103,8 +103,17 @@ enum Telemetry {
 impl Args {
     /// Refuses what this build or machine cannot do, and what can be seen to be wrong before anything is opened.
     fn check(&self) -> Result<(), Failure> {
-        if self.backend == Backend::Cuda {
-            return Err(Failure::Environment("--backend cuda: this build has no CUDA backend; use --backend cpu".into()));
+        if self.backend == Backend::Cuda
+            && let Some(reason) = why_no_cuda()
+        {
+            return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
+        }
+        if self.backend == Backend::Cuda && self.draft == Draft::Dspark {
+            return Err(Failure::Environment("--draft dspark: the CUDA engine has no such drafter yet; use --backend cpu".into()));
+        }
+        if self.kernels == Kernels::Cupti && self.backend == Backend::Cuda {
+            let reason = "--kernels cupti: this build has no CUPTI recorder yet; use --kernels off";
+            return Err(Failure::Environment(reason.into()));
         }
         if self.kernels == Kernels::Cupti {
             let reason = "--kernels cupti: CUPTI records a GPU's kernels, and the model runs on the CPU; use --kernels auto or off";
@@ -131,6 +140,8 @@ impl Args {
         options.store_text = self.store_text;
         // On the CPU it is the engine itself that looks at the clock.
         options.kernels = self.kernels == Kernels::Auto;
+        // A GPU is taken when it is asked for: the engine on it has not been run on one yet.
+        options.backend = if self.backend == Backend::Cuda { BackendKind::Cuda } else { BackendKind::Cpu };
         options
     }
 
@@ -197,6 +208,7 @@ pub(super) fn record_with_progress(
 /// What only a forward pass can find is wrong with the checkpoint, not with the command line.
 fn failure(plan: &Plan<'_>, error: RecordError) -> Failure {
     match error {
+        RecordError::Engine(EngineError::Device(reason)) => Failure::Environment(format!("--backend cuda: {reason}")),
         RecordError::Engine(error @ EngineError::NotFinite { .. }) => Failure::Input(format!("{}: {error}", plan.checkpoint.name)),
         other => other.into(),
     }

@@ -43,6 +43,9 @@ pub enum EngineError {
         /// Layer and tensor.
         what: String,
     },
+    /// A device or its driver cannot do it.
+    #[error("{0}")]
+    Device(String),
     /// A prompt, token or option that the model cannot take.
     #[error("{0}")]
     Request(String),
@@ -51,6 +54,7 @@ pub enum EngineError {
 impl EngineError {
     /// Whether the machine rather than the input is to blame (exit 3 rather than 2).
     pub fn is_environment(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if !matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory | std::io::ErrorKind::IsADirectory))
+        matches!(self, Self::Device(_))
+            || matches!(self, Self::Io { source, .. } if !matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory | std::io::ErrorKind::IsADirectory))
     }
 }

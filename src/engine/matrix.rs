@@ -69,7 +69,7 @@ impl ScaleFormat {
     }
 
     /// Scale number `index` of a packed run of them.
-    fn at(self, bytes: &[u8], index: usize) -> f32 {
+    pub(super) fn at(self, bytes: &[u8], index: usize) -> f32 {
         match self {
             Self::F32 => f32::from_le_bytes(bytes.as_chunks::<4>().0[index]),
             Self::Bf16 => decode::bf16(bytes.as_chunks::<2>().0[index]),
@@ -202,6 +202,11 @@ impl Matrix {
     /// Stored bytes, scales included.
     pub fn bytes(&self) -> usize {
         self.data.len() + self.format.scales().map_or(0, TensorBytes::len)
+    }
+
+    /// The stored codes of all rows, without scales.
+    pub(super) fn codes(&self) -> &[u8] {
+        self.data.as_slice()
     }
 
     /// The stored bytes of rows `rows` when they are plain BF16, for kernels that decode in registers.

@@ -1,4 +1,4 @@
-//! The CPU engine: a checkpoint of the Ling-3.0 family (BailingMoeV3) to logits, drafts and events.
+//! The engine: a checkpoint of the Ling-3.0 family (BailingMoeV3) to logits, drafts and events, on the CPU or by the kernels of [`cuda`].
 //!
 //! Owns the architecture; knows nothing of files other than checkpoints, and nothing of reports.
 
@@ -10,6 +10,7 @@ pub mod clock;
 pub mod config;
 mod config_keys;
 pub mod config_read;
+pub mod cuda;
 pub mod decode;
 pub mod drafter;
 pub mod dspark;
@@ -45,6 +46,7 @@ pub mod shards;
 mod simd;
 pub mod speculate;
 pub mod tap;
+pub mod target;
 pub mod tensors;
 pub mod tokenizer;
 pub mod verify;

@@ -146,6 +146,11 @@ impl<'m> Session<'m> {
         }
     }
 
+    /// Forgets every token, as if it were new.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.config, self.weights);
+    }
+
     /// Committed tokens.
     pub fn len(&self) -> usize {
         self.committed

@@ -19,9 +19,10 @@ use super::clock::Clock;
 use super::drafter::{Drafter, Drafts};
 use super::route_tap::RouteTap;
 use super::sampling::{Sampler, Sampling, argmax};
-use super::session::{LogitRows, Session};
+use super::session::LogitRows;
+use super::target::Target;
 use super::verify::{self, Verdict};
-use super::{EngineError, ModelConfig, ModelWeights};
+use super::{EngineError, ModelConfig};
 use crate::trace::probe::NoProbe;
 use crate::trace::{Component, FinishReason, Module, Phase, Probe, StepEvent, TraceError};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,8 +79,7 @@ pub struct Generated {
 /// The target, its drafter and a clock: runs requests one after the other.
 pub struct Speculator<'m> {
     config: &'m ModelConfig,
-    weights: &'m ModelWeights,
-    session: Session<'m>,
+    session: Box<dyn Target + 'm>,
     drafter: Box<dyn Drafter + 'm>,
     settings: Settings,
     clock: Clock,
@@ -98,15 +98,15 @@ struct Timeline<'a> {
 }
 
 impl<'m> Speculator<'m> {
-    /// A speculator of a model. Steps are numbered from 0 over all its requests and stamped by `clock`.
+    /// A speculator of a target, which must be of `config`. Steps are numbered from 0 over all its requests and stamped by `clock`.
     pub fn new(
         config: &'m ModelConfig,
-        weights: &'m ModelWeights,
+        session: Box<dyn Target + 'm>,
         drafter: Box<dyn Drafter + 'm>,
         settings: Settings,
         clock: Clock,
     ) -> Self {
-        Self { config, weights, session: Session::new(config, weights), drafter, settings, clock, next_step: 0 }
+        Self { config, session, drafter, settings, clock, next_step: 0 }
     }
 
     /// Runs one request. `stop` is looked at between steps; when it is set the request ends as aborted.
@@ -117,7 +117,7 @@ impl<'m> Speculator<'m> {
         if request.prompt.is_empty() {
             return Err(EngineError::Request("the prompt has no tokens".into()).into());
         }
-        self.session = Session::new(self.config, self.weights);
+        self.session.reset()?;
         self.drafter.reset();
         let mut timeline = Timeline {
             request,
@@ -184,7 +184,7 @@ impl<'m> Speculator<'m> {
             self.drafter.observe_taps(timeline.tap.tapped_rows())?;
             self.drafter.observe(&next_tokens, pass.hidden)?;
             let drafted = self.clock.now_ns();
-            timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(chunk.len()));
+            timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(chunk.len()))?;
             let emitted_tokens = first.map_or_else(Vec::new, |token| timeline.emit(&[token], &self.settings));
             let step = StepEvent {
                 step_id: self.next_step,
@@ -243,7 +243,7 @@ impl<'m> Speculator<'m> {
         self.drafter.observe_taps(&timeline.tap.tapped_rows()[..tapped])?;
         self.drafter.observe(&new_tokens, &pass.hidden[..kept * self.config.hidden])?;
         let observed = self.clock.now_ns();
-        timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(kept));
+        timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(kept))?;
 
         // 5. emit
         let emitted_tokens = timeline.emit(&new_tokens, &self.settings);

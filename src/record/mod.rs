@@ -3,6 +3,7 @@
 //! [`Plan::new`] checks everything that can be wrong with the input, before anything is created; [`run`] then runs the
 //! plan's requests into any [`crate::trace::Probe`], and [`record`] runs it into a trace.
 
+mod backend;
 mod bandwidth;
 mod builtin;
 mod error;
@@ -13,6 +14,7 @@ mod run;
 pub mod sweep;
 pub mod workload;
 
+pub use backend::{BackendKind, why_no_cuda};
 pub use bandwidth::copy_gb_per_s;
 pub use builtin::Workload;
 pub use error::RecordError;

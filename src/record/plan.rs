@@ -1,7 +1,7 @@
 //! A workload made ready for a model: token ids, limits and stop tokens, everything checked.
 
-use super::RecordError;
 use super::workload::{Prompt, PromptSource, WorkloadError};
+use super::{BackendKind, RecordError};
 use crate::engine::chat::{ChatTemplate, special_token};
 use crate::engine::drafter::{self, DraftKind, Drafter, MAX_DRAFT_LEN};
 use crate::engine::dspark::DsparkCheckpoint;
@@ -43,6 +43,8 @@ pub struct Options {
     pub thinking: Option<bool>,
     /// Requests that are run before the first recorded one and left out: those of the plan, from the first on.
     pub warmup: u32,
+    /// What runs the model.
+    pub backend: BackendKind,
 }
 
 impl Default for Options {
@@ -61,6 +63,7 @@ impl Default for Options {
             min_survival: 0.0,
             thinking: None,
             warmup: 0,
+            backend: BackendKind::Cpu,
         }
     }
 }

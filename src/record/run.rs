@@ -1,5 +1,6 @@
 //! Runs a plan's requests one after the other, into a probe or into a trace.
 
+use super::backend::Backend;
 use super::bandwidth::copy_gb_per_s;
 use super::facts::run_facts;
 use super::{Plan, RecordError};
@@ -137,14 +138,14 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Totals, RecordError> {
-    let mut speculator = ready(plan, clock, stop)?;
+    let mut speculator = ready(Backend::open(plan)?, plan, clock, stop)?;
     run_requests(plan, &mut speculator, probe, stop, progress)
 }
 
 /// A speculator that the plan's warm-up requests have been run on. Their random numbers are not those of any recorded request.
-fn ready<'c>(plan: &Plan<'c>, clock: Clock, stop: &AtomicBool) -> Result<Speculator<'c>, RecordError> {
-    let model = plan.checkpoint;
-    let mut speculator = Speculator::new(&model.config, &model.weights, plan.build_drafter()?, plan.settings(), clock);
+fn ready<'c>(backend: Backend<'c>, plan: &Plan<'c>, clock: Clock, stop: &AtomicBool) -> Result<Speculator<'c>, RecordError> {
+    let config = &plan.checkpoint.config;
+    let mut speculator = Speculator::new(config, backend.target, backend.drafter, plan.settings(), clock);
     for (number, planned) in (0..plan.options.warmup).zip(plan.requests.iter().cycle()) {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -223,18 +224,22 @@ pub fn record(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Recording, RecordError> {
     let clock = Clock::start();
+    // Before anything is created: a device may not be there, or have too little memory.
+    let backend = Backend::open(plan)?;
     let mut facts = run_facts(plan, clock.started_ns());
-    let kernels = plan.options.kernels;
+    backend.describe(&mut facts);
+    let kernels = plan.options.kernels && backend.times_operations();
     // What the experts' times are compared with; without them it would only delay the start.
     facts.instrumentation.copy_gb_per_s = kernels.then(copy_gb_per_s).flatten();
     let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, kernels, ..WriterOptions::default() })?;
     let sampler = || telemetry.then(|| HostSampler::start(writer.telemetry(), SAMPLE_INTERVAL)).transpose();
     // Samples begin with the recorded requests.
-    let ended = ready(plan, clock, stop).and_then(|speculator| Ok((speculator, sampler()?))).and_then(|(mut speculator, sampler)| {
-        let ended = run_requests(plan, &mut speculator, &mut writer, stop, progress);
-        drop(sampler);
-        ended
-    });
+    let ended =
+        ready(backend, plan, clock, stop).and_then(|speculator| Ok((speculator, sampler()?))).and_then(|(mut speculator, sampler)| {
+            let ended = run_requests(plan, &mut speculator, &mut writer, stop, progress);
+            drop(sampler);
+            ended
+        });
     match ended {
         Ok(totals) => {
             let warnings = warnings(plan, &totals);

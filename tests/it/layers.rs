@@ -37,6 +37,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("indicatif", &["cli"]),
     ("anstream", &["report", "cli"]),
     ("ctrlc", &["cli"]),
+    ("cudarc", &["engine"]),
+    ("flate2", &["engine"]),
     ("comfy_table", &["report", "cli"]),
     ("kuva", &["report"]),
 ];

@@ -3,6 +3,7 @@
 mod advise;
 mod browser;
 mod checkpoint;
+mod cuda;
 mod dependencies;
 mod diff;
 mod doctor;
@@ -13,6 +14,7 @@ mod goldens;
 mod help;
 mod import;
 mod inspect;
+mod kernels;
 mod layers;
 mod pages;
 mod quantised;

@@ -52,7 +52,7 @@ impl DraftKind {
     /// the model alone (see [`external`]).
     pub fn build<'m>(self, config: &'m ModelConfig, weights: &'m ModelWeights) -> Option<Box<dyn Drafter + 'm>> {
         Some(match self {
-            Self::Mtp => Box::new(MtpDrafter::new(Mtp::new(config, weights)?, config.hidden)),
+            Self::Mtp => Box::new(MtpDrafter::new(Box::new(Mtp::new(config, weights)?), config.hidden)),
             Self::Dspark => return None,
             Self::Ngram => Box::new(NgramDrafter),
             Self::None => Box::new(NoDrafter),

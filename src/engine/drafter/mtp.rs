@@ -7,14 +7,13 @@
 
 use super::{Drafter, Drafts, EngineError, MAX_WAITING, RouteTap, Sampler};
 use crate::engine::NoTap;
-use crate::engine::mtp::Mtp;
 use crate::engine::session::LogitRows;
+use crate::engine::target::DraftModule;
 use crate::trace::{Component, Module};
 
 /// The MTP drafter of one request at a time.
-#[derive(Debug)]
 pub struct MtpDrafter<'m> {
-    mtp: Mtp<'m>,
+    mtp: Box<dyn DraftModule + 'm>,
     width: usize,
     /// Observed rows that are not in the cache yet: the token after each, and hidden states `[rows, H]`.
     waiting: Vec<u32>,
@@ -25,7 +24,7 @@ pub struct MtpDrafter<'m> {
 
 impl<'m> MtpDrafter<'m> {
     /// A drafter over an MTP block with hidden size `width`.
-    pub fn new(mtp: Mtp<'m>, width: usize) -> Self {
+    pub fn new(mtp: Box<dyn DraftModule + 'm>, width: usize) -> Self {
         Self { mtp, width, waiting: Vec::new(), waiting_hidden: Vec::new(), link: Vec::new() }
     }
 

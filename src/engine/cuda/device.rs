@@ -1,0 +1,216 @@
+//! One CUDA device with the kernels loaded, and its memory. With `launch` the only file that calls the driver.
+
+use super::images;
+use crate::engine::EngineError;
+use cudarc::driver::{DriverError, result, sys};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::mem::size_of_val;
+use std::rc::Rc;
+
+/// The name of the device that the tests' driver shows.
+const EMULATOR: &str = "specprof emulator";
+
+/// A device with a context and the kernels' image. One thread uses it.
+#[derive(Debug)]
+pub struct Device {
+    ordinal: sys::CUdevice,
+    module: sys::CUmodule,
+    functions: RefCell<HashMap<&'static str, sys::CUfunction>>,
+    name: String,
+    units: Option<u32>,
+    image: &'static str,
+}
+
+/// The error of a driver's call.
+pub(super) fn failed(what: &str, error: DriverError) -> EngineError {
+    let name = error.error_name().map_or_else(|_| "an unknown error".to_owned(), |n| n.to_string_lossy().into_owned());
+    EngineError::Device(format!("CUDA: {what}: {name}"))
+}
+
+impl Device {
+    /// Opens the first device and loads the kernels for it.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] when there is no driver, no device, or none that the kernels run on.
+    pub fn open() -> Result<Rc<Self>, EngineError> {
+        // SAFETY: loads the driver's library, whose initialisers are as safe as any library's.
+        if !unsafe { sys::is_culib_present() } {
+            let text = "CUDA: libcuda.so.1 cannot be loaded: no NVIDIA driver is installed, or it is not in LD_LIBRARY_PATH";
+            return Err(EngineError::Device(text.to_owned()));
+        }
+        result::init().map_err(|e| failed("the driver does not start", e))?;
+        let ordinal = result::device::get(0).map_err(|e| failed("there is no device", e))?;
+        let attribute = |which| {
+            // SAFETY: `ordinal` is a device that the driver gave.
+            unsafe { result::device::get_attribute(ordinal, which) }.map_err(|e| failed("the device does not say what it is", e))
+        };
+        let name = result::device::get_name(ordinal).map_err(|e| failed("the device does not say its name", e))?;
+        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let units = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let Some((image, packed)) = images::packed(major, minor) else {
+            let text = format!("CUDA: {name} has compute capability {major}.{minor}; the kernels need 8.0 or later");
+            return Err(EngineError::Device(text));
+        };
+        let bytes = images::unpack(image, packed)?;
+        // SAFETY: the device exists; the context is current on this thread from here on, and `Device` is not `Send`.
+        unsafe {
+            let context = result::primary_ctx::retain(ordinal).map_err(|e| failed("no context", e))?;
+            result::ctx::set_current(context).map_err(|e| failed("no context", e))?;
+        }
+        // SAFETY: a whole image that ends with a zero byte.
+        let loaded = unsafe { result::module::load_data(bytes.as_ptr().cast()) };
+        let module =
+            loaded.map_err(|e| failed(&format!("the kernels for {image} do not load on {name}; a newer driver may be needed"), e))?;
+        Ok(Rc::new(Self { ordinal, module, functions: RefCell::default(), name, units: u32::try_from(units).ok(), image }))
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Multiprocessors.
+    pub fn units(&self) -> Option<u32> {
+        self.units
+    }
+
+    /// The architecture whose kernels are loaded.
+    pub fn image(&self) -> &'static str {
+        self.image
+    }
+
+    /// Whether it is the tests' emulator, whose times mean nothing.
+    pub fn is_emulated(&self) -> bool {
+        self.name == EMULATOR
+    }
+
+    /// Bytes of memory that are free.
+    ///
+    /// # Errors
+    /// When the driver does not say.
+    pub fn free_bytes(&self) -> Result<usize, EngineError> {
+        Ok(result::mem_get_info().map_err(|e| failed("the device does not say what memory is free", e))?.0)
+    }
+
+    /// A kernel by name.
+    pub(super) fn function(&self, name: &'static str) -> Result<sys::CUfunction, EngineError> {
+        if let Some(function) = self.functions.borrow().get(name) {
+            return Ok(*function);
+        }
+        let symbol = CString::new(name).map_err(|e| EngineError::Device(format!("CUDA: kernel {name}: {e}")))?;
+        // SAFETY: the module is loaded as long as the device is.
+        let found = unsafe { result::module::get_function(self.module, symbol) };
+        let function = found.map_err(|e| failed(&format!("the image has no kernel {name}"), e))?;
+        self.functions.borrow_mut().insert(name, function);
+        Ok(function)
+    }
+
+    /// Memory of `bytes` bytes, whose contents are undefined.
+    pub(super) fn room(self: &Rc<Self>, bytes: usize) -> Result<Buffer, EngineError> {
+        // The driver refuses nothing at all.
+        let bytes = bytes.max(16);
+        // SAFETY: the result is freed once, by `Buffer`.
+        let at = unsafe { result::malloc_sync(bytes) }.map_err(|e| failed(&format!("{bytes} bytes of device memory"), e))?;
+        Ok(Buffer { device: Rc::clone(self), at, bytes })
+    }
+
+    /// Memory of `bytes` bytes, all 0.
+    pub(super) fn zeros(self: &Rc<Self>, bytes: usize) -> Result<Buffer, EngineError> {
+        let buffer = self.room(bytes)?;
+        buffer.clear()?;
+        Ok(buffer)
+    }
+
+    /// A copy of `values`.
+    pub(super) fn upload<T: Plain>(self: &Rc<Self>, values: &[T]) -> Result<Buffer, EngineError> {
+        let buffer = self.room(size_of_val(values))?;
+        buffer.write(0, values)?;
+        Ok(buffer)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: every buffer holds the device, so none is left; what fails here is gone with the process.
+        unsafe {
+            let _ = result::module::unload(self.module);
+            let _ = result::primary_ctx::release(self.ordinal);
+        }
+    }
+}
+
+/// Types that are their bytes.
+pub(super) trait Plain: Copy {}
+impl Plain for u8 {}
+impl Plain for u16 {}
+impl Plain for u32 {}
+impl Plain for i32 {}
+impl Plain for f32 {}
+impl Plain for f64 {}
+
+/// A piece of device memory, freed when it is dropped.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    device: Rc<Device>,
+    at: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// The address of byte `offset`.
+    pub fn at(&self, offset: usize) -> u64 {
+        debug_assert!(offset <= self.bytes);
+        self.at + offset as u64
+    }
+
+    /// The address of number `index` of a run of F32s.
+    pub fn float(&self, index: usize) -> u64 {
+        self.at(index * size_of::<f32>())
+    }
+
+    fn inside(&self, offset: usize, bytes: usize) -> Result<u64, EngineError> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(EngineError::Device(format!("CUDA: a copy of {bytes} bytes at {offset} leaves its buffer of {}", self.bytes)));
+        }
+        Ok(self.at + offset as u64)
+    }
+
+    /// Copies `values` to byte `offset`.
+    pub fn write<T: Plain>(&self, offset: usize, values: &[T]) -> Result<(), EngineError> {
+        let to = self.inside(offset, size_of_val(values))?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range is inside this allocation, and the call returns when `values` has been read.
+        unsafe { result::memcpy_htod_sync(to, values) }.map_err(|e| failed("a copy to the device", e))
+    }
+
+    /// Copies from byte `offset`; waits for all work before.
+    pub fn read<T: Plain>(&self, offset: usize, values: &mut [T]) -> Result<(), EngineError> {
+        let from = self.inside(offset, size_of_val(values))?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range is inside this allocation; every bit pattern is a value of the plain types.
+        unsafe { result::memcpy_dtoh_sync(values, from) }
+            .map_err(|e| failed("a copy from the device (an earlier kernel may have failed)", e))
+    }
+
+    /// Makes it all 0.
+    pub fn clear(&self) -> Result<(), EngineError> {
+        let stream = result::stream::null();
+        // SAFETY: the range is this allocation.
+        unsafe { result::memset_d8_async(self.at, 0, self.bytes, stream) }.map_err(|e| failed("clearing device memory", e))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let _ = &self.device;
+        // SAFETY: allocated by `Device::room`, and by nobody else freed. The driver waits for work that uses it.
+        let _ = unsafe { result::free_sync(self.at) };
+    }
+}

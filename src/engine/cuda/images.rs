@@ -1,0 +1,62 @@
+//! The compiled kernels that are part of the program, and which of them a device takes. Made by `kernels/build.py`.
+
+use crate::engine::EngineError;
+use std::io::Read;
+
+macro_rules! image {
+    ($file:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/prebuilt/", $file, ".gz"))
+    };
+}
+
+/// Bytes that an image may have when it is unpacked; the largest has 2 MB.
+const MAX_IMAGE: u64 = 64 << 20;
+
+/// The packed image for a compute capability, and its name: code for the same major version, else PTX that the driver compiles.
+pub(super) fn packed(major: i32, minor: i32) -> Option<(&'static str, &'static [u8])> {
+    Some(match (major, minor) {
+        (8, ..=8) => ("sm_80", image!("sm_80.cubin")),
+        (8, _) => ("sm_89", image!("sm_89.cubin")),
+        (9, _) => ("sm_90a", image!("sm_90a.cubin")),
+        (10, _) => ("sm_100", image!("sm_100.cubin")),
+        (12, _) => ("sm_120", image!("sm_120.cubin")),
+        (11.., _) => ("compute_80", image!("kernels.ptx")),
+        _ => return None,
+    })
+}
+
+/// An unpacked image, ended by a zero byte, as the driver wants PTX.
+pub(super) fn unpack(name: &str, packed: &[u8]) -> Result<Vec<u8>, EngineError> {
+    let mut image = Vec::new();
+    let read = flate2::read::GzDecoder::new(packed).take(MAX_IMAGE).read_to_end(&mut image);
+    read.map_err(|e| EngineError::Device(format!("the built-in kernels for {name} cannot be unpacked: {e}; reinstall specprof")))?;
+    image.push(0);
+    Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_capability_from_8_0_on_has_an_image_that_unpacks() {
+        for (capability, name) in [
+            ((8, 0), "sm_80"),
+            ((8, 6), "sm_80"),
+            ((8, 9), "sm_89"),
+            ((9, 0), "sm_90a"),
+            ((10, 3), "sm_100"),
+            ((11, 0), "compute_80"),
+            ((12, 1), "sm_120"),
+            ((13, 0), "compute_80"),
+        ] {
+            let (found, bytes) = packed(capability.0, capability.1).unwrap();
+            assert_eq!(found, name);
+            let image = unpack(found, bytes).unwrap();
+            let start: &[u8] = if name == "compute_80" { b"//" } else { b"\x7fELF" };
+            assert!(image.starts_with(start) && image.len() > 100_000, "{name}");
+        }
+        assert!(packed(7, 5).is_none());
+        assert!(unpack("none", b"no gzip").is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! The draft module on a device, with a cache of its own, as [`crate::engine::Mtp`].
+
+use super::PASS_ROWS;
+use super::device::Device;
+use super::ops;
+use super::pass::{LayerMemory, Pass};
+use super::session::HostRows;
+use super::state::MlaCaches;
+use super::weights::{DeviceAttention, DeviceWeights};
+use super::workspace::{Part, Site, Workspace};
+use crate::engine::moe::Limits;
+use crate::engine::session::{Forward, LogitRows};
+use crate::engine::target::DraftModule;
+use crate::engine::{EngineError, ForwardTap, ModelConfig};
+use crate::trace::Module;
+use std::rc::Rc;
+
+/// One timeline of the draft module.
+#[derive(Debug)]
+pub struct CudaMtp<'m> {
+    device: Rc<Device>,
+    config: &'m ModelConfig,
+    weights: Rc<DeviceWeights>,
+    ws: Workspace,
+    cache: MlaCaches,
+    len: usize,
+    out: HostRows,
+}
+
+impl<'m> CudaMtp<'m> {
+    /// An empty timeline with room for `tokens` rows; `None` when the model has no such module, or not one of latent attention.
+    ///
+    /// # Errors
+    /// When device memory runs out.
+    pub fn new(
+        device: &Rc<Device>,
+        config: &'m ModelConfig,
+        weights: &Rc<DeviceWeights>,
+        tokens: usize,
+    ) -> Result<Option<Self>, EngineError> {
+        if !weights.mtp.as_ref().is_some_and(|m| matches!(m.layer.attention, DeviceAttention::Mla(_))) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            ws: Workspace::new(device, config, 1, tokens)?,
+            cache: MlaCaches::new(device, config, 1, tokens)?,
+            device: Rc::clone(device),
+            config,
+            weights: Rc::clone(weights),
+            len: 0,
+            out: HostRows::default(),
+        }))
+    }
+
+    fn pass(&mut self, tokens: &[u32], hidden: &[f32], wanted: usize, weights: bool) -> Result<(), EngineError> {
+        let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, tokens.len());
+        let Some(module) = &w.mtp else { return Err(EngineError::Request("the model has no draft module".to_owned())) };
+        ws.begin(tokens, self.len)?;
+        ws.hidden.write(0, hidden)?;
+        let damage = ws.damage(Site { layer: c.layers, part: Part::Embedding });
+        ops::embed(d, &w.embedding, ws.tokens.at(0), rows, ws.normed.at(0), damage)?;
+        let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
+        ops::mtp_join(d, (ws.normed.at(0), ws.hidden.at(0)), norms, c.rms_eps, (rows, c.hidden), ws.joined.at(0))?;
+        ops::dense(d, &module.projection, ws.joined.at(0), rows, ws.residual.at(0), c.hidden)?;
+        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, position: self.len, pending: 0 };
+        // The module's experts are never clamped.
+        pass.layer(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false, 0, Limits::default())?;
+        pass.output(module.final_norm.at(0), &w.head, wanted)?;
+        ws.check(Site::describe)?;
+        self.out.fetch(ws, c, rows, wanted, weights)?;
+        self.len += rows;
+        Ok(())
+    }
+}
+
+impl DraftModule for CudaMtp<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    fn extend(
+        &mut self,
+        next_tokens: &[u32],
+        hidden: &[f32],
+        logits: LogitRows,
+        tap: &mut dyn ForwardTap,
+    ) -> Result<Forward<'_>, EngineError> {
+        let (width, rows) = (self.config.hidden, next_tokens.len());
+        if hidden.len() != rows * width {
+            return Err(EngineError::Request(format!(
+                "{rows} draft rows need {rows} hidden rows of {width}, not {} numbers",
+                hidden.len()
+            )));
+        }
+        let room = self.cache.tokens.min(self.config.max_position);
+        if rows > room.saturating_sub(self.len) {
+            return Err(EngineError::Request(format!("{rows} draft rows after {} exceed the context of {room}", self.len)));
+        }
+        self.out.clear(1);
+        let (before, parts, weights) = (self.len, rows.div_ceil(PASS_ROWS), tap.wants_weights());
+        for (i, (tokens, hidden)) in next_tokens.chunks(PASS_ROWS).zip(hidden.chunks(PASS_ROWS * width)).enumerate() {
+            let wanted = match logits {
+                LogitRows::All => tokens.len(),
+                LogitRows::Last => usize::from(i + 1 == parts),
+                LogitRows::None => 0,
+            };
+            if let Err(error) = self.pass(tokens, hidden, wanted, weights) {
+                self.len = before;
+                return Err(error);
+            }
+        }
+        if rows > 0 {
+            tap.routed(Module::Draft, self.config.layers, &self.out.ids[0], &self.out.weights[0]);
+        }
+        Ok(Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab: self.config.vocab, width })
+    }
+}

@@ -1,0 +1,346 @@
+//! One function a kernel: its grid, its block, and its arguments in the order of its source. Sizes are numbers of elements,
+//! addresses are device addresses; a kernel's meaning and its bytes are in the head of its source.
+
+#![expect(clippy::too_many_arguments, reason = "a kernel has the arguments that it has")]
+
+use super::device::Device;
+use super::launch::Launch;
+use super::matrix::{DeviceMatrix, Form};
+use crate::engine::EngineError;
+
+type Done = Result<(), EngineError>;
+
+/// Tokens of a split of the cache: `SP_SPLIT` of `kernels/mla_attend.cu`.
+pub(super) const SPLIT: usize = 64;
+
+/// Where a kernel notes a number that is not finite, and as what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Damage {
+    pub at: u64,
+    pub site: i32,
+}
+
+/// `SpPlan` of `kernels/experts.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub count: u64,
+    pub expert: u64,
+    pub start: u64,
+    pub slot_row: u64,
+}
+
+/// `SpKdaRows` of `kernels/kda_mix.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KdaRows {
+    pub query: u64,
+    pub keys: u64,
+    pub values: u64,
+    pub decays: u64,
+    pub betas: u64,
+}
+
+/// `SpDelta` of `kernels/kda_delta.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Delta {
+    pub heads: i32,
+    pub dim: i32,
+    pub keys: u64,
+    pub values: u64,
+    pub decays: u64,
+    pub betas: u64,
+}
+
+/// `SpHeads` of `kernels/mla_query.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Heads {
+    pub heads: i32,
+    pub nope: i32,
+    pub rope: i32,
+    pub v: i32,
+}
+
+fn no_kernel(what: &str, form: Form) -> EngineError {
+    EngineError::Device(format!("CUDA: there is no kernel for {what} in {form:?}; use --backend cpu"))
+}
+
+pub(super) fn rmsnorm(
+    d: &Device,
+    residual: u64,
+    branch: u64,
+    weight: u64,
+    eps: f32,
+    (rows, width): (usize, usize),
+    out: u64,
+    damage: Damage,
+) -> Done {
+    let launch = Launch::new(d, "rmsnorm", [rows, 1, 1], 256).shared(32);
+    launch.arg(residual).arg(branch).arg(weight).arg(eps).int(width).arg(out).arg(damage.at).arg(damage.site).run()
+}
+
+pub(super) fn embed(d: &Device, table: &DeviceMatrix, tokens: u64, rows: usize, out: u64, damage: Damage) -> Done {
+    let name = match table.form {
+        Form::F32 => "embed_f32",
+        Form::Bf16 => "embed_bf16",
+        form => return Err(no_kernel("embeddings", form)),
+    };
+    Launch::new(d, name, [rows, 1, 1], 128).arg(table.raw).arg(tokens).arg(out).arg(damage.at).arg(damage.site).run()
+}
+
+/// `out[n * stride ..] = W x[n]` for dense rows of x.
+pub(super) fn dense(d: &Device, w: &DeviceMatrix, x: u64, rows: usize, out: u64, stride: usize) -> Done {
+    let name = match (w.form, rows) {
+        (Form::F32, 1) => "dense_f32_r1",
+        (Form::F32, ..=4) => "dense_f32_r4",
+        (Form::F32, _) => "dense_f32_r16",
+        (Form::Bf16, 1) => "dense_bf16_r1",
+        (Form::Bf16, ..=4) => "dense_bf16_r4",
+        (Form::Bf16, _) => "dense_bf16_r16",
+        (Form::Fp8, 1) => "dense_fp8_r1",
+        (Form::Fp8, ..=4) => "dense_fp8_r4",
+        (Form::Fp8, _) => "dense_fp8_r16",
+        (Form::Int4, 1) => "dense_int4_r1",
+        (Form::Int4, ..=4) => "dense_int4_r4",
+        (Form::Int4, _) => "dense_int4_r16",
+        (Form::Mxfp4, 1) => "dense_mxfp4_r1",
+        (Form::Mxfp4, ..=4) => "dense_mxfp4_r4",
+        (Form::Mxfp4, _) => "dense_mxfp4_r16",
+    };
+    let launch = Launch::new(d, name, [w.rows().div_ceil(16), 1, 1], 128);
+    launch.arg(w.raw).arg(x).int(w.cols()).arg(out).int(stride).int(rows).run()
+}
+
+/// The numbers of a router's choice.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choice {
+    pub experts: usize,
+    pub k: usize,
+    pub groups: usize,
+    pub groups_kept: usize,
+    pub scaling: f32,
+    pub normalise: bool,
+}
+
+pub(super) fn route(d: &Device, logits: u64, bias: u64, c: Choice, rows: usize, ids: u64, weights: u64, damage: Damage) -> Done {
+    let launch = Launch::new(d, "route", [rows, 1, 1], 32).shared((2 * c.experts + c.groups) * 4);
+    let launch = launch.arg(logits).arg(bias).int(c.experts).int(c.k).int(c.groups).int(c.groups_kept).arg(c.scaling);
+    launch.arg(i32::from(c.normalise)).arg(ids).arg(weights).arg(damage.at).arg(damage.site).run()
+}
+
+pub(super) fn moe_plan(d: &Device, ids: u64, rows: usize, k: usize, plan: Plan, slot_of: u64) -> Done {
+    let launch = Launch::new(d, "moe_plan", [1, 1, 1], 512).shared(rows * k * 8).arg(ids).int(rows).int(k);
+    launch.arg(plan.count).arg(plan.expert).arg(plan.start).arg(plan.slot_row).arg(slot_of).run()
+}
+
+/// Gate, up and down of experts.
+pub(super) struct Mlp<'w> {
+    pub gate: &'w DeviceMatrix,
+    pub up: &'w DeviceMatrix,
+    pub down: &'w DeviceMatrix,
+}
+
+/// `groups` is the most distinct experts that there can be, `rows` the most rows of one.
+pub(super) fn experts(
+    d: &Device,
+    m: &Mlp<'_>,
+    plan: Plan,
+    (groups, rows): (usize, usize),
+    x: u64,
+    limit: f32,
+    (mid, out): (u64, u64),
+    damage: Damage,
+) -> Done {
+    let few = rows <= 4;
+    let name = match (m.gate.form, few) {
+        _ if m.up.form != m.gate.form => return Err(no_kernel("gate and up of different formats", m.up.form)),
+        (Form::Bf16, true) => "experts_gate_up_bf16_r4",
+        (Form::Bf16, false) => "experts_gate_up_bf16_r16",
+        (Form::Fp8, true) => "experts_gate_up_fp8_r4",
+        (Form::Fp8, false) => "experts_gate_up_fp8_r16",
+        (Form::Int4, true) => "experts_gate_up_int4_r4",
+        (Form::Int4, false) => "experts_gate_up_int4_r16",
+        (Form::Mxfp4, true) => "experts_gate_up_mxfp4_r4",
+        (Form::Mxfp4, false) => "experts_gate_up_mxfp4_r16",
+        (form @ Form::F32, _) => return Err(no_kernel("a gated MLP", form)),
+    };
+    let launch = Launch::new(d, name, [m.gate.rows().div_ceil(8), groups, 1], 128);
+    let launch = launch.arg(m.gate.raw).arg(m.up.raw).arg(m.gate.strides).arg(m.up.strides).arg(plan).arg(x).arg(limit);
+    launch.arg(mid).arg(damage.at).arg(damage.site).run()?;
+    let name = match (m.down.form, few) {
+        (Form::Bf16, true) => "experts_down_bf16_r4",
+        (Form::Bf16, false) => "experts_down_bf16_r16",
+        (Form::Fp8, true) => "experts_down_fp8_r4",
+        (Form::Fp8, false) => "experts_down_fp8_r16",
+        (Form::Int4, true) => "experts_down_int4_r4",
+        (Form::Int4, false) => "experts_down_int4_r16",
+        (Form::Mxfp4, true) => "experts_down_mxfp4_r4",
+        (Form::Mxfp4, false) => "experts_down_mxfp4_r16",
+        (form @ Form::F32, _) => return Err(no_kernel("a gated MLP", form)),
+    };
+    let launch = Launch::new(d, name, [m.down.rows().div_ceil(16), groups, 1], 128);
+    launch.arg(m.down.raw).arg(m.down.strides).arg(plan).arg(mid).arg(out).run()
+}
+
+pub(super) fn moe_combine(d: &Device, routed: u64, weights: u64, slot_of: u64, (rows, k, hidden): (usize, usize, usize), out: u64) -> Done {
+    let launch = Launch::new(d, "moe_combine", [hidden.div_ceil(256), rows, 1], 256);
+    launch.arg(routed).arg(weights).arg(slot_of).int(k).int(hidden).arg(out).run()
+}
+
+/// Addresses of a KDA layer's small weights.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KdaFilters {
+    pub q: u64,
+    pub k: u64,
+    pub v: u64,
+    pub dt_bias: u64,
+    pub decay_scale: u64,
+}
+
+/// Heads, their size, taps of the convolution and the gate's bound.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KdaShape {
+    pub heads: usize,
+    pub dim: usize,
+    pub taps: usize,
+    pub bound: f32,
+}
+
+pub(super) fn kda_mix(
+    d: &Device,
+    s: KdaShape,
+    f: KdaFilters,
+    (raw, forget, beta): (u64, u64, u64),
+    (first, rows): (usize, usize),
+    to: KdaRows,
+    damage: Damage,
+) -> Done {
+    let launch = Launch::new(d, "kda_mix", [s.heads, rows, 1], 128).shared((2 * s.dim + 4) * 4);
+    let launch = launch.arg(raw).arg(f.q).arg(f.k).arg(f.v).arg(forget).arg(f.dt_bias).arg(f.decay_scale).arg(s.bound).arg(beta);
+    launch.int(s.heads).int(s.dim).int(s.taps).int(first).arg(to).arg(damage.at).arg(damage.site).run()
+}
+
+pub(super) fn kda_delta(d: &Device, s: KdaShape, state: u64, delta: Delta, (first, rows): (usize, usize), query: u64, out: u64) -> Done {
+    let launch = Launch::new(d, "kda_delta", [s.heads, s.dim.div_ceil(16), 1], 128);
+    launch.arg(state).arg(delta).int(first).int(rows).arg(query).arg(out).run()
+}
+
+/// Strides between layers are numbers of F32s.
+pub(super) fn kda_commit(
+    d: &Device,
+    s: KdaShape,
+    layers: usize,
+    (state, state_stride): (u64, usize),
+    delta: Delta,
+    (row_stride, beta_stride): (usize, usize),
+    keep: u64,
+) -> Done {
+    let launch = Launch::new(d, "kda_commit", [s.heads, s.dim.div_ceil(16), layers], 128);
+    launch.arg(state).arg(state_stride as u64).arg(delta).arg(row_stride as u64).arg(beta_stride as u64).arg(keep).run()
+}
+
+pub(super) fn kda_shift(d: &Device, s: KdaShape, layers: usize, (raw, raw_stride): (u64, usize), keep: u64) -> Done {
+    let width = 3 * s.heads * s.dim;
+    let launch = Launch::new(d, "kda_shift", [width.div_ceil(256), layers, 1], 256);
+    launch.arg(raw).arg(raw_stride as u64).int(width).int(s.taps).arg(keep).run()
+}
+
+pub(super) fn kda_out(
+    d: &Device,
+    s: KdaShape,
+    read: u64,
+    gate: u64,
+    weight: u64,
+    eps: f32,
+    rows: usize,
+    mixed: u64,
+    damage: Damage,
+) -> Done {
+    let launch = Launch::new(d, "kda_out", [s.heads, rows, 1], 128).shared(16);
+    launch.arg(read).arg(gate).arg(weight).arg(eps).int(s.heads).int(s.dim).arg(mixed).arg(damage.at).arg(damage.site).run()
+}
+
+/// Sizes of latent attention, and where the angles' frequencies and the pass's first position are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MlaShape {
+    pub heads: Heads,
+    pub latent: usize,
+    pub turns: u64,
+    pub base: u64,
+}
+
+impl MlaShape {
+    fn rope(&self) -> usize {
+        self.heads.rope as usize
+    }
+
+    fn heads(&self) -> usize {
+        self.heads.heads as usize
+    }
+}
+
+pub(super) fn mla_append(d: &Device, s: MlaShape, compressed: u64, norm: u64, eps: f32, rows: usize, cache: u64, damage: Damage) -> Done {
+    let launch = Launch::new(d, "mla_append", [rows, 1, 1], 128).shared(16);
+    let launch = launch.arg(compressed).arg(norm).arg(eps).arg(s.turns).arg(s.base).int(s.latent).int(s.rope());
+    launch.arg(cache).arg(damage.at).arg(damage.site).run()
+}
+
+pub(super) fn mla_query(d: &Device, s: MlaShape, kv_b: &DeviceMatrix, query: u64, rows: usize, absorbed: u64) -> Done {
+    let name = match kv_b.form {
+        Form::Bf16 => "mla_query_bf16",
+        Form::Fp8 => "mla_query_fp8",
+        form => return Err(no_kernel("kv_b_proj", form)),
+    };
+    let launch = Launch::new(d, name, [s.latent.div_ceil(128), s.heads(), 1], 128).shared(4 * rows * 128 * 4);
+    launch.arg(kv_b.raw).arg(s.heads).arg(query).arg(s.turns).arg(s.base).int(rows).arg(absorbed).run()
+}
+
+/// `splits` are enough for the last row; `parts` and `stats` have room for them.
+pub(super) fn mla_attend(
+    d: &Device,
+    s: MlaShape,
+    (absorbed, cache): (u64, u64),
+    (rows, splits): (usize, usize),
+    (parts, stats): (u64, u64),
+    merged: u64,
+) -> Done {
+    let scale = 1.0 / ((s.heads.nope + s.heads.rope) as f32).sqrt();
+    let launch = Launch::new(d, "mla_attend", [splits, s.heads().div_ceil(4), rows], 128).arg(absorbed).arg(cache).arg(s.base);
+    launch.int(s.heads()).int(s.latent).int(s.rope()).arg(scale).int(splits).arg(parts).arg(stats).run()?;
+    let launch = Launch::new(d, "mla_merge", [s.heads(), rows, 1], 128);
+    launch.arg(parts).arg(stats).arg(s.base).int(s.latent).int(splits).arg(merged).run()
+}
+
+pub(super) fn mla_value(
+    d: &Device,
+    s: MlaShape,
+    kv_b: &DeviceMatrix,
+    context: u64,
+    (gate, gates): (u64, usize),
+    rows: usize,
+    out: u64,
+    damage: Damage,
+) -> Done {
+    let name = match kv_b.form {
+        Form::Bf16 => "mla_value_bf16",
+        Form::Fp8 => "mla_value_fp8",
+        form => return Err(no_kernel("kv_b_proj", form)),
+    };
+    let launch = Launch::new(d, name, [(s.heads.v as usize).div_ceil(8), s.heads(), 1], 128);
+    let launch = launch.arg(kv_b.raw).arg(s.heads.heads).arg(s.heads.nope).arg(s.heads.v).arg(context).arg(gate).int(gates).int(rows);
+    launch.arg(out).arg(damage.at).arg(damage.site).run()
+}
+
+pub(super) fn mtp_join(
+    d: &Device,
+    (embedded, hidden): (u64, u64),
+    (token_norm, hidden_norm): (u64, u64),
+    eps: f32,
+    (rows, width): (usize, usize),
+    out: u64,
+) -> Done {
+    let launch = Launch::new(d, "mtp_join", [rows, 1, 1], 256).shared(32);
+    launch.arg(embedded).arg(hidden).arg(token_norm).arg(hidden_norm).arg(eps).int(width).arg(out).run()
+}

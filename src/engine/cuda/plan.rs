@@ -1,0 +1,120 @@
+//! What a run needs of the device's memory, counted before anything is loaded.
+
+use super::PASS_ROWS;
+use super::matrix::planned_bytes;
+use super::workspace;
+use crate::engine::matrix::Matrix;
+use crate::engine::weights::{Attention, GatedMlp, LayerWeights, MlaQuery, Mlp, ModelWeights};
+use crate::engine::{EngineError, ModelConfig};
+use crate::metric::Unit;
+use std::fmt;
+
+/// Bytes by what they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights in their stored format, scales of FP8 widened to F32, vectors in F32.
+    pub weights: usize,
+    /// Latent caches for `tokens` tokens, the draft module's among them.
+    pub caches: usize,
+    /// Recurrent states, their staged rows and convolution inputs.
+    pub states: usize,
+    /// Rows of a pass, of the target and of the draft module.
+    pub workspace: usize,
+    /// Tokens that the caches have room for.
+    pub tokens: usize,
+}
+
+impl MemoryPlan {
+    /// The plan for timelines of up to `tokens` tokens, with the draft module or without.
+    ///
+    /// # Errors
+    /// When a matrix is stored in a way that no kernel reads.
+    pub fn new(config: &ModelConfig, weights: &ModelWeights, tokens: usize, draft: bool) -> Result<Self, EngineError> {
+        let mut bytes = matrices("embeddings and head", &[&weights.embedding, &weights.head])? + weights.final_norm.len() * 4;
+        for (i, w) in weights.layers.iter().enumerate() {
+            bytes += layer_bytes(&format!("layer {i}"), w)?;
+        }
+        if let Some(w) = &weights.mtp {
+            bytes += matrices("draft module", &[&w.projection])? + layer_bytes("draft module", &w.layer)? + 3 * config.hidden * 4;
+        }
+        let is_mla = |w: &&LayerWeights| matches!(w.attention, Attention::Mla(_));
+        let mla = weights.layers.iter().filter(is_mla).count();
+        let kda = weights.layers.len() - mla;
+        let cached = config.kv_lora_rank + config.qk_rope_head_dim;
+        let sides = 1 + usize::from(draft);
+        Ok(Self {
+            weights: bytes,
+            caches: (mla + usize::from(draft)) * tokens * cached * 4,
+            states: kda * super::state::kda_floats(config) * 4,
+            workspace: sides * workspace::planned_bytes(config, PASS_ROWS, tokens),
+            tokens,
+        })
+    }
+
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.weights + self.caches + self.states + self.workspace
+    }
+
+    /// Refuses a plan that `free` bytes do not hold.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] with the numbers.
+    pub fn check(&self, free: usize) -> Result<(), EngineError> {
+        if self.total() <= free {
+            return Ok(());
+        }
+        let free = Unit::Bytes.show(free as f64);
+        Err(EngineError::Device(format!(
+            "CUDA: {self} do not fit into the {free} that are free; shorten the requests or use --backend cpu"
+        )))
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |bytes: usize| Unit::Bytes.show(bytes as f64);
+        write!(
+            f,
+            "{} of device memory (weights {}, caches of {} tokens {}, states {}, workspace {})",
+            show(self.total()),
+            show(self.weights),
+            self.tokens,
+            show(self.caches),
+            show(self.states),
+            show(self.workspace)
+        )
+    }
+}
+
+fn matrices(name: &str, all: &[&Matrix]) -> Result<usize, EngineError> {
+    all.iter().map(|m| planned_bytes(name, m)).sum()
+}
+
+fn gated_bytes(name: &str, m: &GatedMlp) -> Result<usize, EngineError> {
+    matrices(name, &[&m.gate, &m.up, &m.down])
+}
+
+fn layer_bytes(name: &str, w: &LayerWeights) -> Result<usize, EngineError> {
+    let attention = match &w.attention {
+        Attention::Kda(w) => {
+            let vectors = [&w.q_conv, &w.k_conv, &w.v_conv, &w.decay_scale, &w.dt_bias, &w.out_norm];
+            matrices(name, &[&w.q, &w.k, &w.v, &w.f, &w.g, &w.b, &w.out])? + vectors.iter().map(|v| v.len() * 4).sum::<usize>()
+        }
+        Attention::Mla(w) => {
+            let query = match &w.query {
+                MlaQuery::Full(q) => matrices(name, &[q])?,
+                MlaQuery::LowRank { a, norm, b } => matrices(name, &[a, b])? + norm.len() * 4,
+            };
+            query + matrices(name, &[&w.kv_a, &w.kv_b, &w.gate, &w.out])? + w.kv_norm.len() * 4
+        }
+    };
+    let mlp = match &w.mlp {
+        Mlp::Dense(m) => gated_bytes(name, m)?,
+        Mlp::Moe(m) => {
+            let experts: usize = m.experts.iter().map(|e| gated_bytes(name, e)).sum::<Result<_, _>>()?;
+            matrices(name, &[&m.router])? + m.bias.len() * 4 + experts + gated_bytes(name, &m.shared)?
+        }
+    };
+    Ok(attention + mlp + (w.input_norm.len() + w.post_norm.len()) * 4)
+}

@@ -1,0 +1,210 @@
+//! One timeline of the target on a device: passes, commits and exact rollback, as [`crate::engine::Session`].
+
+use super::PASS_ROWS;
+use super::device::Device;
+use super::pass::{LayerMemory, Pass};
+use super::state::{KdaStates, MlaCaches};
+use super::weights::{DeviceAttention, DeviceMlp, DeviceWeights};
+use super::workspace::Workspace;
+use crate::engine::moe::Limits;
+use crate::engine::session::{Forward, LogitRows};
+use crate::engine::target::Target;
+use crate::engine::{EngineError, ForwardTap, ModelConfig};
+use crate::trace::Module;
+use std::rc::Rc;
+
+/// A timeline on a device.
+#[derive(Debug)]
+pub struct CudaSession<'m> {
+    device: Rc<Device>,
+    config: &'m ModelConfig,
+    weights: Rc<DeviceWeights>,
+    ws: Workspace,
+    kda: KdaStates,
+    mla: MlaCaches,
+    committed: usize,
+    /// Rows that wait for a commit, and how many rows before them the last pass has committed by itself.
+    pending: usize,
+    ahead: usize,
+    out: HostRows,
+}
+
+/// What a pass leaves on the host.
+#[derive(Debug, Default)]
+pub(super) struct HostRows {
+    pub hidden: Vec<f32>,
+    pub logits: Vec<f32>,
+    /// Of every routed layer the rows' choices.
+    pub ids: Vec<Vec<u16>>,
+    pub weights: Vec<Vec<f32>>,
+}
+
+impl HostRows {
+    pub fn clear(&mut self, routed: usize) {
+        self.hidden.clear();
+        self.logits.clear();
+        self.ids.resize(routed, Vec::new());
+        self.weights.resize(routed, Vec::new());
+        self.ids.iter_mut().for_each(Vec::clear);
+        self.weights.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Adds a pass of `rows` rows, `wanted` of them with logits. Waits for it.
+    pub fn fetch(&mut self, ws: &Workspace, config: &ModelConfig, rows: usize, wanted: usize, weights: bool) -> Result<(), EngineError> {
+        extend(&mut self.hidden, rows * config.hidden, |to| ws.hidden.read(0, to))?;
+        extend(&mut self.logits, wanted * config.vocab, |to| ws.logits.read(0, to))?;
+        let k = config.experts_per_token;
+        let slots = PASS_ROWS * k;
+        for (ring, ids) in self.ids.iter_mut().enumerate() {
+            extend(ids, rows * k, |to| ws.ids.read(ring * slots * 2, to))?;
+        }
+        for (ring, values) in self.weights.iter_mut().enumerate().filter(|_| weights) {
+            extend(values, rows * k, |to| ws.weights.read(ring * slots * 4, to))?;
+        }
+        if self.logits.iter().any(|v| !v.is_finite()) {
+            return Err(EngineError::NotFinite { what: "logits".to_owned() });
+        }
+        Ok(())
+    }
+}
+
+fn extend<T: Copy + Default>(
+    to: &mut Vec<T>,
+    count: usize,
+    read: impl FnOnce(&mut [T]) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let begin = to.len();
+    to.resize(begin + count, T::default());
+    read(&mut to[begin..])
+}
+
+impl<'m> CudaSession<'m> {
+    /// A timeline without tokens that has room for `tokens`.
+    ///
+    /// # Errors
+    /// When device memory runs out.
+    pub fn new(device: &Rc<Device>, config: &'m ModelConfig, weights: &Rc<DeviceWeights>, tokens: usize) -> Result<Self, EngineError> {
+        let kda = weights.layers.iter().filter(|l| matches!(l.attention, DeviceAttention::Kda(_))).count();
+        let routed = weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe(_))).count();
+        Ok(Self {
+            ws: Workspace::new(device, config, routed, tokens)?,
+            kda: KdaStates::new(device, config, kda)?,
+            mla: MlaCaches::new(device, config, weights.layers.len() - kda, tokens)?,
+            device: Rc::clone(device),
+            config,
+            weights: Rc::clone(weights),
+            committed: 0,
+            pending: 0,
+            ahead: 0,
+            out: HostRows::default(),
+        })
+    }
+
+    /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits.
+    fn pass(&mut self, tokens: &[u32], wanted: usize, weights: bool) -> Result<(), EngineError> {
+        let position = self.committed + self.pending;
+        self.ws.begin(tokens, position)?;
+        let w = &*self.weights;
+        let pass = Pass {
+            device: &self.device,
+            config: self.config,
+            ws: &self.ws,
+            turns: w.turns.at(0),
+            rows: tokens.len(),
+            position,
+            pending: self.pending,
+        };
+        let damage = self.ws.damage(super::workspace::Site { layer: 0, part: super::workspace::Part::Embedding });
+        super::ops::embed(&self.device, &w.embedding, self.ws.tokens.at(0), tokens.len(), self.ws.residual.at(0), damage)?;
+        let (mut kda, mut mla, mut ring) = (0, 0, 0);
+        for (number, layer) in w.layers.iter().enumerate() {
+            let limit = |list: &[f32]| list.get(number).copied().unwrap_or(0.0);
+            let limits = Limits { expert: limit(&self.config.expert_limits), shared: limit(&self.config.shared_limits) };
+            let memory = match layer.attention {
+                DeviceAttention::Kda(_) => {
+                    kda += 1;
+                    LayerMemory::Kda(&self.kda, kda - 1)
+                }
+                DeviceAttention::Mla(_) => {
+                    mla += 1;
+                    LayerMemory::Mla(self.mla.layer(mla - 1))
+                }
+            };
+            pass.layer(number, layer, &memory, number > 0, ring, limits)?;
+            ring += usize::from(matches!(layer.mlp, DeviceMlp::Moe(_)));
+        }
+        pass.output(w.final_norm.at(0), &w.head, wanted)?;
+        self.ws.check(super::workspace::Site::describe)?;
+        self.out.fetch(&self.ws, self.config, tokens.len(), wanted, weights)?;
+        self.pending += tokens.len();
+        Ok(())
+    }
+
+    fn forward_all(&mut self, tokens: &[u32], logits: LogitRows, weights: bool) -> Result<(), EngineError> {
+        let parts = tokens.len().div_ceil(PASS_ROWS);
+        for (i, part) in tokens.chunks(PASS_ROWS).enumerate() {
+            let last = i + 1 == parts;
+            let wanted = match logits {
+                LogitRows::All => part.len(),
+                LogitRows::Last => usize::from(last),
+                LogitRows::None => 0,
+            };
+            self.pass(part, wanted, weights)?;
+            if !last {
+                // Rows of a pass that is longer than a window are committed as they go; see `Target::forward`.
+                self.kda.commit(&self.device, self.pending)?;
+                self.committed += self.pending;
+                self.ahead += self.pending;
+                self.pending = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Target for CudaSession<'_> {
+    fn reset(&mut self) -> Result<(), EngineError> {
+        (self.committed, self.pending, self.ahead) = (0, 0, 0);
+        self.kda.clear()
+    }
+
+    fn len(&self) -> usize {
+        self.committed - self.ahead
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: LogitRows, tap: &mut dyn ForwardTap) -> Result<Forward<'_>, EngineError> {
+        let (vocab, position) = (self.config.vocab, self.committed + self.pending);
+        if let Some(token) = tokens.iter().find(|t| usize::try_from(**t).is_ok_and(|t| t >= vocab)) {
+            return Err(EngineError::Request(format!("token id {token} is not below the vocabulary size {vocab}")));
+        }
+        let room = self.mla.tokens.min(self.config.max_position);
+        if tokens.len() > room.saturating_sub(position) {
+            return Err(EngineError::Request(format!("{} tokens after {position} exceed the context of {room}", tokens.len())));
+        }
+        if self.pending > 0 && self.pending + tokens.len() > PASS_ROWS {
+            let text = format!(
+                "{} rows after {} pending ones are more than {PASS_ROWS}, which is what a pass on the device has",
+                tokens.len(),
+                self.pending
+            );
+            return Err(EngineError::Request(text));
+        }
+        let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i);
+        let routed: Vec<usize> = routed.collect();
+        self.out.clear(routed.len());
+        let weights = tap.wants_weights();
+        self.forward_all(tokens, logits, weights)?;
+        for (number, (ids, values)) in routed.iter().zip(self.out.ids.iter().zip(&self.out.weights)) {
+            tap.routed(Module::Target, *number, ids, values);
+        }
+        Ok(Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab, width: self.config.hidden })
+    }
+
+    fn commit(&mut self, rows: usize) -> Result<(), EngineError> {
+        let rows = rows.saturating_sub(self.ahead).min(self.pending);
+        self.kda.commit(&self.device, rows)?;
+        self.committed += rows;
+        (self.pending, self.ahead) = (0, 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! What a timeline remembers on the device: recurrent states with the staged rows of a window, and latent caches.
+
+use super::PASS_ROWS;
+use super::device::{Buffer, Device};
+use super::ops::{Delta, KdaRows, KdaShape};
+use crate::engine::{EngineError, ModelConfig};
+use std::rc::Rc;
+
+/// The states of all KDA layers, one layer after the other in every buffer, so that one launch commits them all.
+#[derive(Debug)]
+pub(super) struct KdaStates {
+    pub shape: KdaShape,
+    pub layers: usize,
+    /// `[layers, heads, V, K]`
+    state: Buffer,
+    /// q, k, v before the convolution, `[layers, taps - 1 + PASS_ROWS, 3 P]`.
+    raw: Buffer,
+    /// Scaled queries of a pass, shared by the layers, `[PASS_ROWS, P]`.
+    query: Buffer,
+    /// Keys, values and decays of the pending rows, `[layers, PASS_ROWS, P]` each, and betas, `[layers, PASS_ROWS, heads]`.
+    keys: Buffer,
+    values: Buffer,
+    decays: Buffer,
+    betas: Buffer,
+    /// How many rows are kept, for the kernels.
+    keep: Buffer,
+}
+
+/// F32s of one layer.
+pub(super) fn kda_floats(config: &ModelConfig) -> usize {
+    let width = config.kda_width();
+    config.heads * config.head_dim * config.head_dim
+        + (config.conv_kernel - 1 + PASS_ROWS) * 3 * width
+        + PASS_ROWS * (3 * width + config.heads)
+}
+
+impl KdaStates {
+    /// The states before the first token.
+    pub fn new(device: &Rc<Device>, config: &ModelConfig, layers: usize) -> Result<Self, EngineError> {
+        let (heads, dim, taps, width) = (config.heads, config.head_dim, config.conv_kernel, config.kda_width());
+        let floats = |n: usize| device.zeros(n * 4);
+        Ok(Self {
+            shape: KdaShape { heads, dim, taps, bound: config.kda_lower_bound },
+            layers,
+            state: floats(layers * heads * dim * dim)?,
+            raw: floats(layers * (taps - 1 + PASS_ROWS) * 3 * width)?,
+            query: floats(PASS_ROWS * width)?,
+            keys: floats(layers * PASS_ROWS * width)?,
+            values: floats(layers * PASS_ROWS * width)?,
+            decays: floats(layers * PASS_ROWS * width)?,
+            betas: floats(layers * PASS_ROWS * heads)?,
+            keep: floats(1)?,
+        })
+    }
+
+    fn width(&self) -> usize {
+        self.shape.heads * self.shape.dim
+    }
+
+    fn state_stride(&self) -> usize {
+        self.shape.heads * self.shape.dim * self.shape.dim
+    }
+
+    fn raw_stride(&self) -> usize {
+        (self.shape.taps - 1 + PASS_ROWS) * 3 * self.width()
+    }
+
+    /// The state of KDA layer number `layer`.
+    pub fn state(&self, layer: usize) -> u64 {
+        self.state.float(layer * self.state_stride())
+    }
+
+    /// Row `row` of the convolution's input, the history's first being 0.
+    pub fn raw(&self, layer: usize, row: usize) -> u64 {
+        self.raw.float(layer * self.raw_stride() + row * 3 * self.width())
+    }
+
+    /// Where a pass's rows are staged.
+    pub fn rows(&self, layer: usize) -> KdaRows {
+        let d = self.delta(layer);
+        KdaRows { query: self.query.at(0), keys: d.keys, values: d.values, decays: d.decays, betas: d.betas }
+    }
+
+    /// The staged rows as the delta rule takes them.
+    pub fn delta(&self, layer: usize) -> Delta {
+        let at = |b: &Buffer| b.float(layer * PASS_ROWS * self.width());
+        Delta {
+            heads: self.shape.heads as i32,
+            dim: self.shape.dim as i32,
+            keys: at(&self.keys),
+            values: at(&self.values),
+            decays: at(&self.decays),
+            betas: self.betas.float(layer * PASS_ROWS * self.shape.heads),
+        }
+    }
+
+    /// Makes the first `keep` pending rows part of the states of all layers.
+    pub fn commit(&self, device: &Device, keep: usize) -> Result<(), EngineError> {
+        if self.layers == 0 || keep == 0 {
+            return Ok(());
+        }
+        self.keep.write(0, &[keep as u32])?;
+        let (row_stride, beta_stride) = (PASS_ROWS * self.width(), PASS_ROWS * self.shape.heads);
+        let state = (self.state.at(0), self.state_stride());
+        super::ops::kda_commit(device, self.shape, self.layers, state, self.delta(0), (row_stride, beta_stride), self.keep.at(0))?;
+        super::ops::kda_shift(device, self.shape, self.layers, (self.raw.at(0), self.raw_stride()), self.keep.at(0))
+    }
+
+    /// Forgets every token.
+    pub fn clear(&self) -> Result<(), EngineError> {
+        self.state.clear()?;
+        self.raw.clear()
+    }
+}
+
+/// Latent caches, `[layers, tokens, latent + rope]`.
+#[derive(Debug)]
+pub(super) struct MlaCaches {
+    rows: Buffer,
+    layers: usize,
+    width: usize,
+    /// Tokens that there is room for.
+    pub tokens: usize,
+}
+
+impl MlaCaches {
+    /// Empty caches with room for `tokens` tokens.
+    pub fn new(device: &Rc<Device>, config: &ModelConfig, layers: usize, tokens: usize) -> Result<Self, EngineError> {
+        let width = config.kv_lora_rank + config.qk_rope_head_dim;
+        Ok(Self { rows: device.room(layers * tokens * width * 4)?, layers, width, tokens })
+    }
+
+    /// The cache of MLA layer number `layer`.
+    pub fn layer(&self, layer: usize) -> u64 {
+        debug_assert!(layer < self.layers);
+        self.rows.float(layer * self.tokens * self.width)
+    }
+}

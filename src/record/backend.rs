@@ -1,0 +1,91 @@
+//! What a plan runs on: the two sides of the model, and what a trace says of them.
+
+use super::{Plan, RecordError};
+use crate::engine::cuda::{CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan};
+use crate::engine::drafter::{DraftKind, Drafter, MtpDrafter, NgramDrafter, NoDrafter};
+use crate::engine::target::Target;
+use crate::engine::{EngineError, Session};
+use crate::trace::Manifest;
+use crate::trace::manifest::{DeviceInfo, Warning};
+use std::rc::Rc;
+
+/// What runs the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendKind {
+    /// The CPU engine.
+    #[default]
+    Cpu,
+    /// The CUDA engine on the first device.
+    Cuda,
+}
+
+/// A plan's model, loaded and ready.
+pub(super) struct Backend<'p> {
+    pub target: Box<dyn Target + 'p>,
+    pub drafter: Box<dyn Drafter + 'p>,
+    /// The device, when it is not the CPU.
+    device: Option<Rc<Device>>,
+}
+
+impl<'p> Backend<'p> {
+    /// Loads the plan's model.
+    ///
+    /// # Errors
+    /// When the model has no block to draft with, or there is no device that can take it.
+    pub fn open(plan: &Plan<'p>) -> Result<Self, RecordError> {
+        let checkpoint = plan.checkpoint;
+        let (config, weights, draft) = (&checkpoint.config, &checkpoint.weights, plan.options.draft);
+        let no_mtp = || RecordError::NoMtp { model: checkpoint.name.clone() };
+        if plan.options.backend == BackendKind::Cpu {
+            let drafter = plan.build_drafter()?;
+            return Ok(Self { target: Box::new(Session::new(config, weights)), drafter, device: None });
+        }
+        let device = Device::open()?;
+        let drafts = draft == DraftKind::Mtp;
+        let tokens = longest(plan);
+        MemoryPlan::new(config, weights, tokens, drafts)?.check(device.free_bytes()?)?;
+        let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
+        let target = CudaSession::new(&device, config, &loaded, tokens)?;
+        let drafter: Box<dyn Drafter> = match draft {
+            DraftKind::Mtp => {
+                let module = CudaMtp::new(&device, config, &loaded, tokens)?.ok_or_else(no_mtp)?;
+                Box::new(MtpDrafter::new(Box::new(module), config.hidden))
+            }
+            DraftKind::Dspark => return Err(EngineError::Device("it has no DSpark drafter yet; use the CPU".into()).into()),
+            DraftKind::Ngram => Box::new(NgramDrafter),
+            DraftKind::None => Box::new(NoDrafter),
+        };
+        Ok(Self { target: Box::new(target), drafter, device: Some(device) })
+    }
+
+    /// Whether times of the engine's operations can be told.
+    pub fn times_operations(&self) -> bool {
+        self.device.is_none()
+    }
+
+    /// Writes into a manifest what ran it.
+    pub fn describe(&self, manifest: &mut Manifest) {
+        let Some(device) = &self.device else { return };
+        manifest.engine = format!("specprof-cuda {}", env!("CARGO_PKG_VERSION"));
+        manifest.device = DeviceInfo { kind: "cuda".to_owned(), name: device.name().to_owned(), units: device.units() };
+        manifest.emulated = device.is_emulated();
+        let text = "the CUDA engine tells no times of kernels yet; run with --backend cpu for times of operations";
+        manifest.warnings.push(Warning::new("kernels_not_timed", text.to_owned()));
+    }
+}
+
+/// Tokens of the longest timeline that the plan can make: prompt, output and a window that runs over its end.
+fn longest(plan: &Plan<'_>) -> usize {
+    let window = plan.options.draft_len + 2;
+    let request = |r: &super::PlannedRequest| r.tokens.len() + r.max_new_tokens as usize + window;
+    plan.requests.iter().map(request).max().unwrap_or(window).min(plan.checkpoint.config.max_position)
+}
+
+/// The one line of a machine without a device that the CUDA engine can use; `None` when there is one.
+pub fn why_no_cuda() -> Option<String> {
+    match Device::open() {
+        Ok(_) => None,
+        Err(EngineError::Device(reason)) => Some(reason),
+        Err(other) => Some(other.to_string()),
+    }
+}

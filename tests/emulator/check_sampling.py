@@ -1,0 +1,157 @@
+"""Argmax, the sampling distribution, draws, acceptance and the draft module's input, against the engine's rules in double precision."""
+
+import numpy as np
+
+from checks import Failure, close, equal, in_every_order, same_bits
+
+
+def argmax(device, logits):
+    rows, vocab = logits.shape
+    at, best = device.put(logits), device.put(np.zeros(rows, np.uint32))
+    device.launch("argmax", rows, 512, [at, np.int32(vocab), best, device.damage, np.int32(9)], 128)
+    got = device.get(best, rows, np.uint32)
+    device.free(at, best)
+    return got
+
+
+def check_argmax(device, rng):
+    for vocab in (5, 320, 2048, 5001):
+        logits = np.round(rng.standard_normal((7, vocab)).astype(np.float32) * 4) / 4
+        logits[3] = -5
+        equal(f"argmax of {vocab}", in_every_order(device, "argmax", lambda: [argmax(device, logits)])[0], logits.argmax(1))
+    equal("damage of finite logits", device.damaged(), 0)
+    logits[0, 100] = np.nan
+    argmax(device, logits)
+    equal("damage of a logit that is no number", device.damaged(), 9)
+
+
+def distribution(logits, temperature, top_k, top_p):
+    """Sorted in full, as the rule says."""
+    p = np.exp((logits.astype(np.float64) - logits.max()) / np.float64(np.float32(temperature)))
+    order = np.lexsort((np.arange(len(p)), -logits.astype(np.float64)))
+    if 0 < top_k < len(p):
+        order = order[:top_k]
+    mass = p[order].sum()
+    if top_p < 1:
+        running = np.cumsum(p[order])
+        order = order[: np.searchsorted(running, top_p * mass * (1 - 1e-12)) + 1]
+    out = np.zeros_like(p)
+    out[order] = p[order] / p[order].sum()
+    return out
+
+
+def sample(device, logits, temperature, top_k, top_p):
+    rows, vocab = logits.shape
+    at, probs = device.put(logits), device.put(np.zeros((rows, vocab)))
+    device.launch("sample", rows, 512, [at, np.int32(vocab), np.float32(temperature), np.int32(top_k), np.float64(top_p), probs], 256 * 16 + 160)
+    got = device.get(probs, (rows, vocab), np.float64)
+    device.free(at, probs)
+    return got
+
+
+def check_distribution(device, rng):
+    for vocab in (4, 320, 3001):
+        logits = (rng.standard_normal((5, vocab)) * 3).astype(np.float32)
+        logits[1] = np.round(logits[1])
+        logits[2] = 1.5
+        for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.6, 20, 0.95), (1.0, 2, 1.0), (1.3, 0, 0.5), (0.3, 7, 0.8), (2.0, 1, 0.3), (1.0, 0, 1e-9), (0.05, 50, 0.999)):
+            got = in_every_order(device, "distribution", lambda: [sample(device, logits, temperature, top_k, top_p)])[0]
+            for row in range(5):
+                want = distribution(logits[row], temperature, top_k, top_p)
+                what = f"distribution of {vocab}, T {temperature}, k {top_k}, p {top_p}, row {row}"
+                equal(f"{what}: kept", np.flatnonzero(got[row]), np.flatnonzero(want))
+                close(what, got[row], want, want, 1e-9)
+
+
+def inverse_cdf(p, u):
+    target = u * p.sum()
+    below, last = 0.0, len(p) - 1
+    for i in np.flatnonzero(p > 0):
+        below += p[i]
+        if target < below:
+            return i
+        last = i
+    return last
+
+
+def check_draw(device, rng):
+    for vocab in (1, 4, 300, 70001):
+        p = rng.uniform(0, 1, vocab) * (rng.uniform(0, 1, vocab) < 0.3)
+        for u in (0.0, 0.1, 0.5, 0.999, 1 - 2.0**-53):
+            at, uniform, token = device.put(p), device.put(np.array([u])), device.put(np.zeros(1, np.uint32))
+            device.launch("draw", 1, 256, [at, np.int32(vocab), uniform, token], 256 * 8 + 16)
+            got = int(device.get(token, 1, np.uint32)[0])
+            if got != inverse_cdf(p, u):
+                running = np.cumsum(p) / max(p.sum(), 1e-300)
+                if not (p[got] > 0 and abs(running[got] - u) < 1e-12):
+                    raise Failure(f"draw of {vocab} at {u}: {got}, not {inverse_cdf(p, u)}")
+    for p, u, want in (([0.25, 0, 0.5, 0.25], 0.25, 2), ([0.25, 0, 0.5, 0.25], 0.0, 0), ([0, 0.2, 0], 0.99, 1), ([0, 0, 0], 0.5, 2)):
+        at, uniform, token = device.put(np.array(p, np.float64)), device.put(np.array([u])), device.put(np.zeros(1, np.uint32))
+        device.launch("draw", 1, 256, [at, np.int32(len(p)), uniform, token], 256 * 8 + 16)
+        equal(f"draw from {p} at {u}", device.get(token, 1, np.uint32)[0], want)
+
+
+def verdict_of(device, name, args, shared=0, block=32):
+    verdict = device.put(np.full(3, -1, np.int32))
+    device.launch(name, 1, block, [*args, verdict], shared)
+    return device.get(verdict, 3, np.int32).tolist(), verdict
+
+
+def check_acceptance(device, rng):
+    for drafts in range(0, 16):
+        for accepted in range(0, drafts + 1):
+            best = rng.integers(0, 50, drafts + 1).astype(np.uint32)
+            window = np.concatenate([[99], best[:-1]]).astype(np.uint32)
+            if accepted < drafts:
+                window[accepted + 1] += 1
+            w, b = device.put(window), device.put(best)
+            got, verdict = verdict_of(device, "accept_greedy", [w, b, np.int32(drafts)])
+            equal(f"greedy, {accepted} of {drafts}", got, [accepted, int(best[accepted]), accepted + 1])
+            base = device.put(np.array([40], np.int32))
+            device.launch("advance", 1, 32, [base, w, verdict])
+            equal("position after", device.get(base, 1, np.int32)[0], 41 + accepted)
+            equal("next anchor", device.get(w, 1, np.uint32)[0], best[accepted])
+    for drawn in (True, False):
+        seen = set()
+        for _ in range(150):
+            vocab, drafts = int(rng.integers(3, 40)), int(rng.integers(0, 6))
+            p = rng.dirichlet(np.ones(vocab) * 0.3, drafts + 1)
+            q = 0.5 * p[:drafts] + 0.5 * rng.dirichlet(np.ones(vocab) * 0.3, drafts)
+            window = np.concatenate([[0], [rng.choice(vocab, p=r / r.sum()) for r in q]]).astype(np.uint32)
+            uniforms = rng.uniform(0, 1, drafts + 1)
+            want = sampled(p, q if drawn else None, window, uniforms)
+            seen.add(want[0] == drafts)
+            args = [device.put(window), device.put(p), device.put(q) if drawn and drafts else 0, device.put(uniforms), np.int32(drafts), np.int32(vocab)]
+            got, _ = verdict_of(device, "accept_sampled", args, 256 * 8 + 32, 256)
+            equal(f"sampled acceptance of {drafts} drafts of {vocab}", got, want)
+        equal("both ends were seen", seen, {True, False})
+
+
+def sampled(p, q, window, uniforms):
+    drafts = len(window) - 1
+    for j in range(drafts):
+        d = window[j + 1]
+        if not uniforms[j] * (q[j, d] if q is not None else 1.0) < p[j, d]:
+            other = q[j] if q is not None else np.eye(p.shape[1])[d]
+            return [j, int(inverse_cdf(np.maximum(p[j] - other, 0), uniforms[-1])), j + 1]
+    return [drafts, int(inverse_cdf(p[drafts], uniforms[-1])), drafts + 1]
+
+
+def check_join(device, rng):
+    for rows, width in ((1, 64), (5, 128), (16, 1536)):
+        e, h = (rng.standard_normal((rows, width)).astype(np.float32) for _ in range(2))
+        e[0], h[-1] = e[0] * 1e-3, h[-1] * 1e-3
+        we, wh = (rng.uniform(0.5, 1.5, width).astype(np.float32) for _ in range(2))
+
+        def run():
+            at = [device.put(a) for a in (e, h, we, wh)]
+            out = device.put(np.zeros((rows, 2 * width), np.float32))
+            device.launch("mtp_join", rows, 256, [*at, np.float32(1e-6), np.int32(width), out], 32)
+            return [device.get(out, (rows, 2 * width))]
+
+        norm = lambda x, w: x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-6) * w
+        want = np.concatenate([norm(e, we), norm(h, wh)], 1)
+        close(f"draft module's input {rows}x{width}", in_every_order(device, "join", run)[0], want, want, 1e-6)
+
+
+CHECKS = [check_argmax, check_distribution, check_draw, check_acceptance, check_join]

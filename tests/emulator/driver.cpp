@@ -1,0 +1,310 @@
+// A stand-in for the CUDA driver: the functions of libcuda that the project calls, over the emulator.
+//
+// It takes the same images as the real driver and looks for the kernel's name in them, but runs the sources that it was built
+// from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time.
+#include "fibers.h"
+#include "memory.h"
+#include "registry.h"
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_INVALID = 901 };
+
+using Operation = std::function<void()>;
+
+struct Graph {
+    std::vector<Operation> operations;
+};
+struct Stream {
+    std::vector<Operation> waiting;
+    std::unique_ptr<Graph> capture;
+};
+struct Event {
+    std::chrono::steady_clock::time_point at;
+};
+struct Module {
+    std::string image;
+};
+struct Function {
+    const emu_kernel* kernel;
+    int dynamic_shared = 48 * 1024;
+};
+
+Stream default_stream;
+int context_storage;
+void* current;
+const char* running = "no kernel";
+
+bool lazy() {
+    static const bool on = [] { const char* v = std::getenv("EMU_LAZY"); return v && *v == '1'; }();
+    return on;
+}
+
+Stream& stream_of(void* s) { return s ? *static_cast<Stream*>(s) : default_stream; }
+
+void drain(Stream& s) {
+    // An operation may add none: graphs are unrolled when they are launched.
+    for (auto& op : s.waiting) op();
+    s.waiting.clear();
+}
+
+void enqueue(void* stream, Operation op) {
+    Stream& s = stream_of(stream);
+    if (s.capture) s.capture->operations.push_back(std::move(op));
+    else if (lazy()) s.waiting.push_back(std::move(op));
+    else op();
+}
+
+// Work without a stream waits for all that came before; there is one stream at a time in use here.
+int synchronise(void* stream) {
+    Stream& s = stream_of(stream);
+    if (s.capture) return CAPTURE_INVALID;
+    drain(s);
+    return OK;
+}
+
+void on_fault(int, siginfo_t* info, void*) {
+    char line[256];
+    int n = std::snprintf(line, sizeof line, "emulator: %s: block (%u,%u,%u) thread %u: memory access out of bounds at %p\n", running,
+                          emu_block_idx.x, emu_block_idx.y, emu_block_idx.z, emu_now ? emu_now->thread_idx.x : 0, info->si_addr);
+    if (write(2, line, n) < 0) _exit(70);
+    _exit(70);
+}
+
+// Bytes of an ELF image, by its section table, which comes last.
+size_t elf_size(const unsigned char* p) {
+    uint64_t offset;
+    uint16_t each, count;
+    std::memcpy(&offset, p + 40, 8);
+    std::memcpy(&each, p + 58, 2);
+    std::memcpy(&count, p + 60, 2);
+    uint64_t programs;
+    uint16_t program_size, program_count;
+    std::memcpy(&programs, p + 32, 8);
+    std::memcpy(&program_size, p + 54, 2);
+    std::memcpy(&program_count, p + 56, 2);
+    uint64_t sections_end = offset + uint64_t(each) * count, programs_end = programs + uint64_t(program_size) * program_count;
+    return sections_end > programs_end ? sections_end : programs_end;
+}
+
+}  // namespace
+
+std::vector<emu_kernel>& emu_kernels() {
+    static std::vector<emu_kernel> all;
+    return all;
+}
+
+#define API extern "C" __attribute__((visibility("default"))) int
+
+API cuInit(unsigned) {
+    static unsigned char stack[32 * 1024];
+    stack_t alternative{};
+    alternative.ss_sp = stack;
+    alternative.ss_size = sizeof stack;
+    sigaltstack(&alternative, nullptr);
+    struct sigaction action{};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
+    sigaction(SIGBUS, &action, nullptr);
+    return OK;
+}
+API cuDriverGetVersion(int* version) { *version = 12080; return OK; }
+API cuDeviceGetCount(int* count) { *count = 1; return OK; }
+API cuDeviceGet(int* device, int ordinal) { *device = 0; return ordinal == 0 ? OK : 101; }
+API cuDeviceGetName(char* name, int size, int) { std::snprintf(name, size, "specprof emulator"); return OK; }
+API cuDeviceGetUuid(char* uuid, int) { std::memset(uuid, 0xee, 16); return OK; }
+API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = emu_total(); return OK; }
+API cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+        case 1: *value = 1024; break;             // threads of a block
+        case 8: *value = 48 * 1024; break;        // shared memory of a block
+        case 10: *value = 32; break;              // lanes of a warp
+        case 16: *value = 1; break;               // multiprocessors
+        case 75: *value = 9; break;               // compute capability
+        case 76: *value = 0; break;
+        case 97: *value = 227 * 1024; break;      // shared memory of a block on request
+        case 115: *value = 1; break;              // memory pools
+        default: *value = 0;
+    }
+    return OK;
+}
+API cuDevicePrimaryCtxRetain(void** context, int) { *context = &context_storage; return OK; }
+API cuDevicePrimaryCtxRelease_v2(int) { return OK; }
+API cuCtxGetCurrent(void** context) { *context = current; return OK; }
+API cuCtxSetCurrent(void* context) { current = context; return OK; }
+API cuCtxSynchronize() { return synchronise(nullptr); }
+
+API cuStreamCreate(void** stream, unsigned) { *stream = new Stream; return OK; }
+API cuStreamCreateWithPriority(void** stream, unsigned, int) { *stream = new Stream; return OK; }
+API cuStreamDestroy_v2(void* stream) { drain(stream_of(stream)); delete static_cast<Stream*>(stream); return OK; }
+API cuStreamSynchronize(void* stream) { return synchronise(stream); }
+API cuStreamWaitEvent(void*, void*, unsigned) { return OK; }
+API cuStreamIsCapturing(void* stream, int* status) { *status = stream_of(stream).capture ? 1 : 0; return OK; }
+API cuStreamBeginCapture_v2(void* stream, int) {
+    if (!stream) return INVALID_VALUE;
+    stream_of(stream).capture = std::make_unique<Graph>();
+    return OK;
+}
+API cuStreamEndCapture(void* stream, void** graph) {
+    if (!stream_of(stream).capture) return CAPTURE_INVALID;
+    *graph = stream_of(stream).capture.release();
+    return OK;
+}
+API cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+    *executable = new Graph(*static_cast<Graph*>(graph));
+    return OK;
+}
+API cuGraphGetNodes(void* graph, void**, size_t* count) { *count = static_cast<Graph*>(graph)->operations.size(); return OK; }
+API cuGraphUpload(void*, void*) { return OK; }
+API cuGraphLaunch(void* executable, void* stream) {
+    for (auto& op : static_cast<Graph*>(executable)->operations) enqueue(stream, op);
+    return OK;
+}
+API cuGraphDestroy(void* graph) { delete static_cast<Graph*>(graph); return OK; }
+API cuGraphExecDestroy(void* graph) { delete static_cast<Graph*>(graph); return OK; }
+
+API cuEventCreate(void** event, unsigned) { *event = new Event{}; return OK; }
+API cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }
+API cuEventRecord(void* event, void* stream) {
+    enqueue(stream, [event] { static_cast<Event*>(event)->at = std::chrono::steady_clock::now(); });
+    return OK;
+}
+API cuEventSynchronize(void*) { drain(default_stream); return OK; }
+API cuEventQuery(void*) { return OK; }
+// The host's time: of use to no report, which is why traces of the emulator have no device times.
+API cuEventElapsedTime(float* ms, void* begin, void* end) {
+    *ms = std::chrono::duration<float, std::milli>(static_cast<Event*>(end)->at - static_cast<Event*>(begin)->at).count();
+    return OK;
+}
+
+API cuMemGetInfo_v2(size_t* available, size_t* total) { *total = emu_total(); *available = emu_total() - emu_used(); return OK; }
+API cuMemAlloc_v2(void** at, size_t size) {
+    *at = emu_allocate(size);
+    return *at ? OK : size ? OUT_OF_MEMORY : INVALID_VALUE;
+}
+API cuMemFree_v2(void* at) {
+    drain(default_stream);
+    return emu_free(at) ? OK : INVALID_VALUE;
+}
+API cuMemAllocAsync(void** at, size_t size, void*) { return cuMemAlloc_v2(at, size); }
+API cuMemFreeAsync(void* at, void* stream) {
+    enqueue(stream, [at] { emu_free(at); });
+    return OK;
+}
+API cuMemHostAlloc(void** at, size_t size, unsigned) { *at = std::calloc(1, size ? size : 1); return *at ? OK : OUT_OF_MEMORY; }
+API cuMemFreeHost(void* at) { std::free(at); return OK; }
+API cuMemsetD8Async(void* at, unsigned char value, size_t size, void* stream) {
+    if (!emu_inside(at, size)) return INVALID_VALUE;
+    enqueue(stream, [=] { std::memset(at, value, size); });
+    return OK;
+}
+API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
+    if (!emu_inside(to, size)) return INVALID_VALUE;
+    // Pageable memory is read before the call returns.
+    std::string bytes(static_cast<const char*>(from), size);
+    enqueue(stream, [=] { std::memcpy(to, bytes.data(), size); });
+    return OK;
+}
+API cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, void* stream) {
+    if (!emu_inside(from, size)) return INVALID_VALUE;
+    enqueue(stream, [=] { std::memcpy(to, from, size); });
+    return OK;
+}
+API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
+    if (!emu_inside(to, size) || !emu_inside(from, size)) return INVALID_VALUE;
+    enqueue(stream, [=] { std::memmove(to, from, size); });
+    return OK;
+}
+API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
+    drain(default_stream);
+    if (!emu_inside(to, size)) return INVALID_VALUE;
+    std::memcpy(to, from, size);
+    return OK;
+}
+API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {
+    drain(default_stream);
+    if (!emu_inside(from, size)) return INVALID_VALUE;
+    std::memcpy(to, from, size);
+    return OK;
+}
+
+API cuModuleLoadData(void** module, const void* image) {
+    auto* p = static_cast<const unsigned char*>(image);
+    if (std::memcmp(p, "\x7f" "ELF", 4) == 0) *module = new Module{std::string(static_cast<const char*>(image), elf_size(p))};
+    else if (std::strstr(static_cast<const char*>(image), ".version")) *module = new Module{std::string(static_cast<const char*>(image))};
+    else return INVALID_IMAGE;
+    return OK;
+}
+API cuModuleUnload(void* module) { delete static_cast<Module*>(module); return OK; }
+API cuModuleGetFunction(void** function, void* module, const char* name) {
+    if (static_cast<Module*>(module)->image.find(name) == std::string::npos) return NOT_FOUND;
+    for (const auto& kernel : emu_kernels())
+        if (std::strcmp(kernel.name, name) == 0) {
+            *function = new Function{&kernel};
+            return OK;
+        }
+    return NOT_FOUND;
+}
+API cuFuncGetAttribute(int* value, int attribute, void* function) {
+    *value = attribute == 0 ? int(static_cast<Function*>(function)->kernel->max_threads) : 0;
+    return OK;
+}
+API cuFuncSetAttribute(void* function, int attribute, int value) {
+    if (attribute == 8) {
+        if (value > 227 * 1024) return INVALID_VALUE;
+        static_cast<Function*>(function)->dynamic_shared = value;
+    }
+    return OK;
+}
+API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
+    if (!function || extra) return INVALID_HANDLE;
+    auto* f = static_cast<Function*>(function);
+    const emu_kernel* k = f->kernel;
+    if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || !by || !bz || bx * by * bz > k->max_threads) return INVALID_VALUE;
+    if (shared > unsigned(f->dynamic_shared)) return INVALID_VALUE;
+    // Parameters are read at the launch, whenever it runs.
+    std::vector<std::string> values;
+    for (size_t i = 0; i < k->count; i++) values.emplace_back(static_cast<const char*>(parameters[i]), k->sizes[i]);
+    enqueue(stream, [=] {
+        std::vector<std::vector<uint64_t>> aligned;
+        std::vector<void*> pointers;
+        for (auto& v : values) {
+            aligned.emplace_back(v.size() / 8 + 1);
+            std::memcpy(aligned.back().data(), v.data(), v.size());
+            pointers.push_back(aligned.back().data());
+        }
+        running = k->name;
+        emu_launch(k->name, {gx, gy, gz}, {bx, by, bz}, shared, [&] { k->call(pointers.data()); });
+        running = "no kernel";
+    });
+    return OK;
+}
+
+API cuGetErrorName(int error, const char** name) {
+    *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND"
+          : error == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
+    return OK;
+}
+API cuGetErrorString(int error, const char** text) {
+    *text = error == OUT_OF_MEMORY ? "out of memory" : error == NOT_FOUND ? "named symbol not found" : "emulated error";
+    return OK;
+}
+
+// For tests: the order in which threads take turns, and what was counted since the last time.
+extern "C" __attribute__((visibility("default"))) void emu_set_order(unsigned long long order) { emu_order = order; }
+extern "C" __attribute__((visibility("default"))) void emu_take_counters(unsigned long long* four) {
+    four[0] = emu_counts.weight_bytes;
+    four[1] = emu_counts.threads;
+    four[2] = emu_counts.barriers;
+    four[3] = emu_counts.exchanges;
+    emu_counts = {};
+}

@@ -1,0 +1,99 @@
+"""Puts faults into copies of the kernels, one at a time, and demands that the parity checks see each.
+
+    faults.py OUT IMAGE [NUMBER...]
+
+A fault replaces something in one source or header and names the check that has to fail. Only the sources of that check's kernels are
+compiled again, in `OUT`.
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from build import Builder, inlined, sources
+
+HERE = Path(__file__).resolve().parent
+
+# (file, old, new, check)
+FAULTS = [
+    ("rmsnorm.cu", "sum / (float)width + eps", "sum / (float)width", "norm"),
+    ("sp_matrix.cuh", "8388616.0f, sp_float(0x4b000000u | (v >> 4 & 15))", "8388616.0f, sp_float(0x4b000000u | (v >> 3 & 15))", "dense"),
+    ("sp_matrix.cuh", "(u64)(row >> w.row_shift)", "(u64)(0 >> w.row_shift)", "dense"),
+    ("sp_dot.cuh", "acc[n * OUT + o] = fmaf(v[o].w, p.w, a);", "acc[n * OUT + o] = rows > 4 ? fmaf(p.w, v[o].w, a) + 1e-7f : fmaf(v[o].w, p.w, a);", "dense"),
+    ("router.cu", "other == score && at < index", "other == score && at > index", "router"),
+    ("router.cu", "biased[g * size + i] = sp_nan();", "biased[g * size + i] = 0.0f;", "router"),
+    ("router.cu", "weights[(u64)blockIdx.x * k + lane] = scores[mine] / sum", "weights[(u64)blockIdx.x * k + lane] = biased[mine] / sum", "router"),
+    ("moe_plan.cu", "chosen[j] == chosen[i] && j < i);", "chosen[j] == chosen[i] && j > i);", "plan"),
+    ("experts.cu", "w.codes + e * s.codes", "w.codes + plan.expert[0] * s.codes", "experts"),
+    ("experts.cu", "(u64)slot_row[n] * cols", "(u64)slot_row[0] * cols", "experts"),
+    ("experts.cu", "if (a > limit) a = limit;", "if (a > limit) a = a;", "experts"),
+    ("experts.cu", "if (u >= plan.count[0] || first >= gate.rows) return;", "if (first >= gate.rows) return;\n    if (u >= plan.count[0]) { sp_weight16(gate.codes); return; }", "experts"),
+    ("moe_combine.cu", "slots[rank] * hidden", "slots[0] * hidden", "experts"),
+    ("kda_mix.cu", "k_norm = 1.0f / sqrtf(k_sum + 1e-6f)", "k_norm = 1.0f / (sqrtf(k_sum) + 1e-6f)", "windows"),
+    ("mla_append.cu", "(float)latent + eps", "(float)latent", "attention"),
+    ("kda_mix.cu", "decay_scale[head] * (f + dt_bias[c])", "decay_scale[head] * f + dt_bias[c]", "windows"),
+    ("kda_mix.cu", "const float* window = raw + (u64)(first + row)", "const float* window = raw + (u64)row", "windows"),
+    ("kda_delta.cu", "const int rows = keep[0];", "const int rows = keep[0] > 1 ? keep[0] - 1 : keep[0];", "windows"),
+    ("kda_delta.cu", "state[c][j] *= decay[j];\n                p = fmaf(state[c][j], key[j], p);", "p = fmaf(state[c][j], key[j], p);\n                state[c][j] *= decay[j];", "windows"),
+    ("kda_delta.cu", "u64 kept = (u64)keep[0] * width;", "u64 kept = (u64)(keep[0] ? keep[0] - 1 : 0) * width;", "windows"),
+    ("kda_out.cu", "* weight[i] * sp_sigmoid(g)", "* weight[i] * sp_silu(g)", "windows"),
+    ("sp_rope.cuh", "(float)t, &c, &s", "(float)(turns * (double)position), &c, &s", "far"),
+    ("sp_rope.cuh", "b = fmaf(y, c, x * s);", "b = fmaf(y, c, -(x * s));", "attention"),
+    ("mla_attend.cu", "const int tokens = base[0] + row + 1, begin", "const int tokens = base[0] + (int)gridDim.z, begin", "attention"),
+    ("mla_attend.cu", "expf(stats[(at + s) * 2] - top), sum);", "1.0f, sum);", "attention"),
+    ("mla_query.cu", "float q = query[((u64)n * m.heads + head) * size + i];", "float q = query[((u64)n * m.heads + 0) * size + i];", "attention"),
+    ("mla_value.cu", "each == 1 ? 0 : at", "0", "attention"),
+    ("argmax.cu", "other == top && where < at", "other == top && where > at", "argmax"),
+    ("sample.cu", "bins[digit] < left)", "bins[digit] <= left)", "distribution"),
+    ("sample.cu", "? prefix << shift : least;", "? prefix << shift : prefix << shift;", "distribution"),
+    ("sp_cdf.cuh", "if (target < below) break;", "if (target <= below) break;", "draw"),
+    ("accept.cu", "if (!(v > 0.0)) v = 0.0;", "if (!(v > 0.0)) v = -v;", "acceptance"),
+    ("accept.cu", "window[accepted + 1] == best[accepted]", "window[accepted] == best[accepted]", "acceptance"),
+    ("mtp_join.cu", "to[width + i] = h[i]", "to[width + i] = e[i]", "join"),
+]
+# A thread that does not wait for the others, and one that reads past its memory.
+FAULTS += [
+    ("sp_intrin.cuh", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;\n    __syncthreads();", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;", "norm"),
+    ("rmsnorm.cu", "out[at + i] = residual[at + i] * scale * weight[i];", "out[at + i] = residual[at + i] * scale * weight[i + 1];", "norm"),
+]
+
+
+def seen(builder, texts, objects, image, number):
+    """Whether the check of a fault fails."""
+    file, old, new, check = FAULTS[number]
+    if texts[file].count(old) != 1:
+        sys.exit(f"fault {number}: {file} has {texts[file].count(old)} times: {old}")
+    faulty = {**texts, file: texts[file].replace(old, new)}
+    changed = dict(objects)
+    for name in objects:
+        if name in faulty and inlined(name, faulty) != inlined(name, texts) and (file == name or name in HEADER_USERS.get(check, [name])):
+            changed[name] = builder.kernels(name, faulty)
+    library = builder.out / f"fault-{number}.so"
+    builder.link(list(changed.values()), library)
+    run = subprocess.run([sys.executable, HERE / "parity.py", library, image, check], capture_output=True, text=True)
+    library.unlink()
+    # A failed check, or the emulator's own end: a deadlock, a wrong address.
+    return run.returncode == 70 or run.returncode == 1 and "FAILED" in run.stdout
+
+
+# The sources that a check of a header's fault needs again.
+HEADER_USERS = {"norm": ["rmsnorm.cu"], "dense": ["dense.cu"], "far": ["mla_append.cu"], "attention": ["mla_append.cu"], "draw": ["sample.cu"]}
+
+
+def main():
+    out, image, *numbers = sys.argv[1:]
+    builder, texts = Builder(out), sources()
+    names = [n for n in sorted(texts) if n.endswith(".cu")]
+    objects = dict(zip(["fibers.cpp", "memory.cpp", "driver.cpp", *names], builder.all_objects(texts)))
+    numbers = [int(n) for n in numbers] or range(len(FAULTS))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda n: seen(builder, texts, objects, image, n), numbers))
+    missed = [f"fault {n} is not seen by `{FAULTS[n][3]}`: {FAULTS[n][0]}: {FAULTS[n][2]}" for n, f in zip(numbers, found) if not f]
+    print(f"{len(numbers) - len(missed)} of {len(numbers)} faults seen")
+    if missed:
+        sys.exit("\n".join(missed))
+
+
+main()

@@ -1,0 +1,159 @@
+//! `record --backend cuda` on the emulator: the same tokens, drafts and routes as the CPU engine, and no device's times.
+
+use crate::kernels::emulator;
+use assert_cmd::Command;
+use specprof::trace::{Trace, validate};
+use std::path::{Path, PathBuf};
+
+/// How far a gate weight of one engine may be from the other's: sums in another order.
+const WEIGHT_TOLERANCE: f32 = 1e-5;
+
+/// Runs `record` on the emulator's driver; gives exit code, stdout and stderr.
+fn record(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let mut command = Command::cargo_bin("specprof").unwrap();
+    command.current_dir(dir).arg("record").args(args).env("LD_LIBRARY_PATH", emulator().parent().unwrap());
+    let out = command.envs(variables.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (out.status.code().unwrap(), text(out.stdout), text(out.stderr))
+}
+
+/// Records the same on both engines; gives both traces.
+fn both(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (Trace, Trace) {
+    let [cpu, cuda] = ["cpu", "cuda"].map(|backend| {
+        let all = [args, &["--router-probs", "--force", "--telemetry", "off", "--backend", backend, "--out", backend]].concat();
+        let (code, _, stderr) = record(dir, &all, variables);
+        assert_eq!(code, 0, "{backend}: {stderr}");
+        Trace::open(&dir.join(backend)).unwrap()
+    });
+    (cpu, cuda)
+}
+
+/// Step, layer, row, module and ids of every routed row, and their weights.
+type Routes = Vec<((u32, u16, u16, bool, Vec<u16>), Vec<f32>)>;
+
+fn routes(trace: &Trace) -> Routes {
+    let mut all = Vec::new();
+    for unit in trace.route_units().unwrap() {
+        let mut reader = unit.read(true);
+        while let Some(b) = reader.next_batch().unwrap() {
+            let weights = b.weights.unwrap();
+            for i in 0..b.step_id.len() {
+                let ids = b.ids.iter().map(|column| column[i]).collect();
+                all.push(((b.step_id[i], b.layer[i], b.row[i], b.draft[i], ids), weights.iter().map(|column| column[i]).collect()));
+            }
+        }
+    }
+    all
+}
+
+/// Everything but times is the same.
+fn compare(name: &str, cpu: &Trace, cuda: &Trace) {
+    for trace in [cpu, cuda] {
+        let validation = validate(trace).unwrap();
+        assert_eq!(validation.failed(), 0, "{name}: {validation:#?}");
+    }
+    let (a, b) = (cpu.steps_with_details().unwrap(), cuda.steps_with_details().unwrap());
+    assert!(a.len() > 5, "{name}: {} steps", a.len());
+    assert_eq!((&a.phase, &a.rows, &a.accepted, &a.context_len), (&b.phase, &b.rows, &b.accepted, &b.context_len), "{name}");
+    for i in 0..a.len() {
+        assert_eq!(a.input_tokens.get(i), b.input_tokens.get(i), "{name}: step {i}");
+        assert_eq!(a.emitted_tokens.get(i), b.emitted_tokens.get(i), "{name}: step {i}");
+    }
+    assert_eq!(cpu.manifest().token_hash, cuda.manifest().token_hash, "{name}");
+    let (a, b) = (routes(cpu), routes(cuda));
+    assert!(a.len() > 100 && a.len() == b.len(), "{name}: {} and {} routed rows", a.len(), b.len());
+    for (a, b) in a.iter().zip(&b) {
+        assert_eq!(a.0, b.0, "{name}");
+        for (x, y) in a.1.iter().zip(&b.1) {
+            assert!((x - y).abs() <= WEIGHT_TOLERANCE, "{name}: weights of {:?}: {:?} {:?}", a.0, a.1, b.1);
+        }
+    }
+}
+
+const DEMO: [&str; 8] =
+    ["--model", "demo", "--prompt", "def main():\n", "--prompt", "class Reader:\n    def read(self", "--max-new-tokens", "24"];
+
+#[test]
+fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, more) in [
+        ("windows of 4", &["--baseline-steps", "6"][..]),
+        ("windows of 16", &["--draft-len", "15", "--ignore-eos"]),
+        ("sampled", &["--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--seed", "3"]),
+        ("plain", &["--draft", "none"]),
+        ("lookup, long prompt passes", &["--draft", "ngram", "--prefill-chunk", "20"]),
+    ] {
+        let (cpu, cuda) = both(dir.path(), &[&DEMO[..], more].concat(), &[]);
+        compare(name, &cpu, &cuda);
+        let manifest = cuda.manifest();
+        assert!(manifest.emulated && manifest.complete && manifest.engine.starts_with("specprof-cuda"), "{manifest:?}");
+        assert_eq!((manifest.device.kind.as_str(), manifest.device.name.as_str()), ("cuda", "specprof emulator"));
+        assert!(!cuda.has_kernels() || cuda.kernels().unwrap().is_empty(), "times of an emulated device");
+        assert!(cuda.steps().unwrap().device_ns.iter().all(Option::is_none), "times of an emulated device");
+        assert!(!cpu.manifest().emulated);
+    }
+    let report =
+        Command::cargo_bin("specprof").unwrap().current_dir(dir.path()).args(["report", "cuda", "--format", "json"]).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(json["run"]["emulated"], true);
+    assert!(
+        json["cost"]["verify_ratio"].is_null() && json["warnings"].as_array().unwrap().iter().any(|w| w["code"] == "emulated"),
+        "{json}"
+    );
+}
+
+/// A missing wait would show: with this variable the emulator puts off all work until somebody waits.
+#[test]
+fn nothing_is_read_before_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cpu, cuda) = both(dir.path(), &[&DEMO[..], &["--baseline-steps", "3"]].concat(), &[("EMU_LAZY", "1")]);
+    compare("put off", &cpu, &cuda);
+}
+
+/// Checkpoints of every stored format, of both kinds of queries and gates, with limits and without.
+#[test]
+fn every_reference_checkpoint_decodes_as_on_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = "{\"token_ids\": [1, 38, 75, 112, 149, 186, 223, 260, 297, 14, 51, 88, 125, 162, 199, 236, 273, 310, 27, 64], \"max_new_tokens\": 14}\n\
+        {\"token_ids\": [7, 7, 250], \"max_new_tokens\": 12}\n";
+    std::fs::write(dir.path().join("p.jsonl"), lines).unwrap();
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(goldens).unwrap().map(|e| e.unwrap().path().join("checkpoint")).collect();
+    checkpoints.retain(|path| path.is_dir());
+    checkpoints.sort();
+    assert!(checkpoints.len() >= 8, "{checkpoints:?}");
+    let mut formats = Vec::new();
+    for path in checkpoints {
+        let name = path.parent().unwrap().file_name().unwrap().to_str().unwrap();
+        let draft = if name == "tiny8" { "ngram" } else { "mtp" };
+        let args = ["--model", path.to_str().unwrap(), "--prompts", "p.jsonl", "--draft", draft, "--ignore-eos", "--baseline-steps", "2"];
+        let (cpu, cuda) = both(dir.path(), &args, &[]);
+        compare(name, &cpu, &cuda);
+        formats.push(cuda.manifest().model.quantisation.clone());
+    }
+    for format in ["bf16", "fp8", "int4", "mxfp4"] {
+        assert!(formats.iter().any(|f| f == format), "no checkpoint has experts in {format}: {formats:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers_before_anything_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--backend", "cuda", "--out", "t"]].concat();
+    let (code, stdout, stderr) = record(dir.path(), &args, &[("EMU_MEMORY", "9000000")]);
+    assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
+    assert!(
+        stderr.lines().count() == 1 && ["--backend cuda", "weights", "caches of", "9.00 MB"].iter().all(|w| stderr.contains(w)),
+        "{stderr}"
+    );
+    assert!(!dir.path().join("t").exists());
+}
+
+#[test]
+fn what_the_cuda_engine_cannot_do_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--backend", "cuda", "--kernels", "cupti"]].concat();
+    let (code, _, stderr) = record(dir.path(), &args, &[]);
+    assert_eq!((code, stderr.lines().count()), (3, 1), "{stderr}");
+    assert!(stderr.contains("--kernels cupti"), "{stderr}");
+}

@@ -1,0 +1,62 @@
+//! The CUDA kernels without a GPU: run by the emulator against references of their own, and compiled by the real compiler for
+//! every architecture. Nothing here says anything about a device's time.
+
+use crate::report::python;
+use assert_cmd::Command;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn build(name: &str, defines: &[&str]) -> PathBuf {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let output = Command::new(python()).arg(here("tests/emulator/build.py")).arg(&out).args(defines).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    out.join("libcuda.so.1")
+}
+
+/// The emulator's `libcuda.so.1`, built out of the kernels' sources. Fails without g++.
+pub(crate) fn emulator() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| build("emulator", &[]))
+}
+
+/// Runs checks of `parity.py`: all of them, or those whose names hold one of `names`.
+fn parity(library: &Path, names: &[&str]) {
+    let mut parity = Command::new(python());
+    parity.arg(here("tests/emulator/parity.py")).arg(library).arg(here("kernels/prebuilt/sm_90a.cubin.gz")).args(names);
+    let output = parity.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("device: specprof emulator") && text.contains(": ok ("), "{text}");
+}
+
+#[test]
+fn every_kernel_agrees_with_its_reference_under_emulation() {
+    parity(emulator(), &[]);
+}
+
+/// The emulator adds over a warp by a short cut; here it takes the shuffles that a device takes.
+#[test]
+fn sums_over_warps_are_the_same_by_shuffles() {
+    parity(&build("emulator-shuffles", &["-DEMU_SHUFFLES"]), &["norm", "dense", "flash_experts", "flash_mla"]);
+}
+
+/// A fault in a kernel must not pass: each of these is put into a copy of the sources, and some check has to see it.
+#[test]
+fn faults_in_kernels_are_seen() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator-faults");
+    let mut faults = Command::new(python());
+    let output = faults.arg(here("tests/emulator/faults.py")).arg(&out).arg(here("kernels/prebuilt/sm_90a.cubin.gz")).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}");
+}
+
+#[test]
+fn committed_images_are_those_of_the_sources_and_nothing_spills() {
+    let output = Command::new(python()).arg(here("kernels/build.py")).arg("--check").output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}");
+}
