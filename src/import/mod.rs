@@ -5,9 +5,13 @@
 //! with the option that settles it.
 
 pub mod acceptance;
+mod annotation;
 mod arrays;
 mod error;
 pub mod events;
+mod follow;
+mod gguf;
+mod imatrix;
 pub mod input;
 mod json_values;
 mod jsonl;
@@ -16,24 +20,42 @@ mod jsonl_header;
 mod jsonl_line;
 mod jsonl_routes;
 mod jsonl_table;
+mod kineto;
+mod kineto_number;
 mod llamacpp;
 mod llamacpp_read;
+mod loose_json;
 pub mod model;
 pub mod npy;
+mod nsys;
+mod nsys_export;
 mod options;
+mod pickle;
+mod pickle_machine;
+mod pickle_opcode;
 mod place;
 mod plan;
 mod profile;
+mod profile_import;
+mod profile_passes;
 mod reader;
+mod recorder;
+mod recorder_pass;
+mod recorder_passes;
 mod response;
 mod response_cut;
 pub mod routed;
 mod router_log;
 pub mod rows;
+mod safetensors_file;
 mod sample;
 mod sglang;
 mod sniff;
 mod strides;
+mod timeline;
+mod torch;
+mod torch_batch;
+mod trtllm;
 mod vllm;
 pub mod zip;
 
@@ -57,6 +79,11 @@ pub trait Importer: Sync {
     /// Whether a file that begins like this is of the family. Two importers that both say so are an ambiguity.
     fn sniff(&self, head: &Head) -> bool;
 
+    /// Whether what it reads can be added to a trace that is there ([`Options::into`]).
+    fn adds(&self) -> bool {
+        false
+    }
+
     /// Reads all inputs, in order, into one trace.
     ///
     /// # Errors
@@ -66,7 +93,20 @@ pub trait Importer: Sync {
 
 /// All importers, in the order in which the help lists them.
 pub fn importers() -> &'static [&'static dyn Importer] {
-    &[&vllm::Vllm, &sglang::SglangResponse, &llamacpp::LlamaCpp, &arrays::Arrays, &router_log::RouterLog, &jsonl::JsonLines]
+    &[
+        &vllm::Vllm,
+        &sglang::SglangResponse,
+        &recorder::Recorder,
+        &llamacpp::LlamaCpp,
+        &arrays::Arrays,
+        &router_log::RouterLog,
+        &jsonl::JsonLines,
+        &torch_batch::TorchBatch,
+        &trtllm::TrtLlm,
+        &imatrix::Imatrix,
+        &kineto::Kineto,
+        &nsys::Nsys,
+    ]
 }
 
 /// The importers of a name; more than one where a word stands for several kinds of files.
@@ -79,6 +119,11 @@ pub fn find(name: &str) -> Vec<&'static dyn Importer> {
 /// # Errors
 /// As [`Importer::import`], and when the trace cannot be written. No trace is left behind then.
 pub fn import(importer: &dyn Importer, inputs: &[PathBuf], out: &Path, options: &Options) -> Result<Manifest, ImportError> {
+    if let (Some(trace), false) = (&options.into, importer.adds()) {
+        let adding: Vec<_> = importers().iter().filter(|i| i.adds()).map(|i| i.name()).collect();
+        let reason = format!("--into adds the kernels of a profile ({}), {} has none", adding.join(", "), importer.name());
+        return Err(ImportError::input(trace, reason));
+    }
     let mut sink = Sink::create(out, options)?;
     importer.import(inputs, options, &mut sink).map_err(|error| match (error, inputs.first()) {
         // An event that contradicts the trace comes from the input.
