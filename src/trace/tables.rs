@@ -110,6 +110,7 @@ impl Steps {
             parents: self.parents.get(at)?.clone(),
             emitted_tokens: self.emitted_tokens.get(at).to_vec(),
             draft_probs: self.draft_probs.get(at)?.clone(),
+            draft_confidences: self.draft_confidences.get(at)?.clone(),
             host_begin_ns: *self.host_begin_ns.get(at)?,
             host_end_ns: *self.host_end_ns.get(at)?,
             draft_host_ns: *self.draft_host_ns.get(at)?,
