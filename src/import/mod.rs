@@ -33,6 +33,7 @@ pub mod rows;
 mod sample;
 mod sglang;
 mod sniff;
+mod source;
 mod strides;
 mod vllm;
 pub mod zip;
