@@ -1,100 +1,23 @@
 //! The common way from foreign rows to a trace: numbers steps and requests, counts what was left out, writes.
 
 use super::place::{check_free, place};
+pub use super::source::{Source, step, unknown_tokens};
 use super::{ImportError, Options};
-use crate::trace::event::{UNKNOWN_CONTEXT, UNKNOWN_TOKEN};
 use crate::trace::expert_set::MAX_EXPERTS;
-use crate::trace::manifest::{
-    DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
-};
+use crate::trace::manifest::{DeviceInfo, DrafterInfo, Instrumentation, Manifest, ModelShape, Verification, Warning, WindowCompleteness};
 use crate::trace::writer::{Ending, WriterOptions};
 use crate::trace::{
-    FORMAT_VERSION, FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, TelemetrySample, TraceError,
-    TraceWriter, manifest_fault,
+    FORMAT_VERSION, FinishReason, KernelEvent, Module, Probe, RequestEvent, StepEvent, TelemetrySample, TraceError, TraceWriter,
+    manifest_fault,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What an importer knows of its source before the first step. The rest is unknown until [`Sink::facts_mut`] says it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Source {
-    /// The engine and, when known, its version: `vllm 0.33`.
-    pub engine: String,
-    /// The model's name as the file has it; the configuration's and then `unknown` otherwise.
-    pub model_name: Option<String>,
-    /// Name of the device, when the file has it.
-    pub device: Option<String>,
-    /// The drafter's word; `unknown` when the file does not say, `none` when there was none.
-    pub drafter: String,
-    /// Drafts per verify step, when known.
-    pub draft_len: Option<u16>,
-    /// Experts per row in `routes`; 0 when there are no routes.
-    pub k: u16,
-    /// What is known of rejected rows.
-    pub window_completeness: WindowCompleteness,
-    /// What the ids mean.
-    pub id_space: IdSpace,
-    /// Whether gate weights come with the ids.
-    pub router_weights: bool,
-    /// Whether the verify steps' `accepted` is known.
-    pub acceptance_known: bool,
-    /// Whether the steps' host times are known.
-    pub host_times: bool,
-    /// How tokens were chosen, when known.
-    pub sampling: Option<SamplingInfo>,
-}
-
-impl Default for Source {
-    fn default() -> Self {
-        Self {
-            engine: "unknown".into(),
-            model_name: None,
-            device: None,
-            drafter: "unknown".into(),
-            draft_len: None,
-            k: 0,
-            window_completeness: WindowCompleteness::None,
-            id_space: IdSpace::Unknown,
-            router_weights: false,
-            acceptance_known: true,
-            host_times: false,
-            sampling: None,
-        }
-    }
-}
-
 /// Events that wait for the trace's writer.
 const QUEUE: usize = 64;
 const NEVER: Duration = Duration::from_secs(1 << 32);
-
-/// A step of which only this much is known: no times, no context, nothing emitted, no routes.
-pub fn step(request_id: u32, phase: Phase, input_tokens: Vec<u32>) -> StepEvent {
-    StepEvent {
-        step_id: 0,
-        request_id,
-        phase,
-        accepted: 0,
-        context_len: UNKNOWN_CONTEXT,
-        input_tokens,
-        parents: None,
-        emitted_tokens: Vec::new(),
-        draft_probs: None,
-        draft_confidences: None,
-        host_begin_ns: 0,
-        host_end_ns: 0,
-        draft_host_ns: 0,
-        target_host_ns: 0,
-        device_ns: None,
-        routes: StepRoutes::default(),
-    }
-}
-
-/// `n` tokens that nobody named.
-pub fn unknown_tokens(n: usize) -> Vec<u32> {
-    vec![UNKNOWN_TOKEN; n]
-}
 
 /// Rows of one kind that were left out: how many, and the sentence around the number.
 #[derive(Debug, Clone)]

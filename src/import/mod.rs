@@ -51,6 +51,7 @@ mod safetensors_file;
 mod sample;
 mod sglang;
 mod sniff;
+mod source;
 mod strides;
 mod timeline;
 mod torch;
