@@ -8,6 +8,7 @@ pub mod acceptance;
 mod arrays;
 mod error;
 pub mod events;
+mod follow;
 pub mod input;
 mod json_values;
 mod jsonl;
@@ -21,10 +22,14 @@ mod llamacpp_read;
 pub mod model;
 pub mod npy;
 mod options;
+mod pickle;
+mod pickle_opcode;
 mod place;
 mod plan;
 mod profile;
 mod reader;
+mod recorder;
+mod recorder_passes;
 mod response;
 mod response_cut;
 pub mod routed;
@@ -35,6 +40,8 @@ mod sglang;
 mod sniff;
 mod source;
 mod strides;
+mod torch;
+mod torch_batch;
 mod vllm;
 pub mod zip;
 
@@ -67,7 +74,16 @@ pub trait Importer: Sync {
 
 /// All importers, in the order in which the help lists them.
 pub fn importers() -> &'static [&'static dyn Importer] {
-    &[&vllm::Vllm, &sglang::SglangResponse, &llamacpp::LlamaCpp, &arrays::Arrays, &router_log::RouterLog, &jsonl::JsonLines]
+    &[
+        &vllm::Vllm,
+        &sglang::SglangResponse,
+        &recorder::Recorder,
+        &llamacpp::LlamaCpp,
+        &arrays::Arrays,
+        &router_log::RouterLog,
+        &jsonl::JsonLines,
+        &torch_batch::TorchBatch,
+    ]
 }
 
 /// The importers of a name; more than one where a word stands for several kinds of files.

@@ -1,0 +1,319 @@
+//! Dumps of SGLang's expert distribution recorder (`.pt`): routes by token and pass, or counts.
+//!
+//! `per_token` has all rows of each pass, those of rejected drafts included: the one engine output with whole verify windows.
+//! `per_pass`, `stat` and `stat_approx` have counts by expert. Layout of 0.5.23, `srt/eplb/expert_distribution.py`.
+
+use super::pickle::{Tensor, Value};
+use super::recorder_passes::{Pass, Passes};
+use super::torch::{self, TorchFile};
+use super::{Head, ImportError, Importer, LayerAxis, Options, Sink};
+use crate::trace::manifest::IdSpace;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// SGLang's recorder.
+pub struct Recorder;
+
+impl Importer for Recorder {
+    fn name(&self) -> &'static str {
+        "sglang"
+    }
+
+    fn about(&self) -> &'static str {
+        "dumps of SGLang's expert distribution recorder (.pt): per_token with whole verify windows, per_pass, stat"
+    }
+
+    fn sniff(&self, head: &Head) -> bool {
+        is_torch(head) && ["forward_pass_id", "logical_count", "last_physical_to_logical_map"].iter().any(|key| head.has(key))
+            || head.first() == Some(b'{')
+                && !head.has_key("meta_info")
+                && (head.has_key("logical_count") || head.has_key("physical_to_logical_map"))
+    }
+
+    fn import(&self, inputs: &[PathBuf], options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+        let mut seen = Seen::default();
+        for path in inputs {
+            let head = Head::read(path)?;
+            if head.first() == Some(b'{') {
+                placement(path, options, sink)?;
+            } else {
+                dump(path, &mut seen, options, sink)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a file begins like one that `torch.save` wrote: an archive whose first member is the pickle.
+pub fn is_torch(head: &Head) -> bool {
+    let name = head.bytes.get(30..head.bytes.len().min(2048)).unwrap_or_default();
+    head.starts_with(b"PK\x03\x04") && name.windows(8).any(|w| w == b"data.pkl")
+}
+
+/// What other ranks have recorded: the same passes on every one of them are one run.
+#[derive(Default)]
+struct Seen(BTreeSet<[u8; 32]>);
+
+fn dump(path: &Path, seen: &mut Seen, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+    let mut file = TorchFile::open(path)?;
+    let root = file.pickle().root();
+    if let Some(counts) = file.pickle().get(root, "logical_count") {
+        return stat(path, &mut file, counts, options, sink);
+    }
+    let records = file.pickle().get(root, "records").and_then(|r| file.pickle().list(r)).map(<[Value]>::to_vec);
+    let Some(records) = records else {
+        return Err(file.wrong(format!("{}, not a dump of SGLang's recorder", file.pickle().describe(root))));
+    };
+    if records.is_empty() {
+        return Err(ImportError::empty(path, "no records: recording was not started, or nothing was served before the dump"));
+    }
+    let distinct: BTreeSet<u32> = records.iter().filter_map(|r| if let Value::Node(at) = r { Some(*at) } else { None }).collect();
+    if distinct.len() != records.len() {
+        return Err(file.wrong("a record stands twice in it, or is none"));
+    }
+    let map = Placement::of(&mut file, root, options)?;
+    let per_token = records.iter().any(|&r| file.pickle().get(r, "topk_ids_of_layer").is_some());
+    if !seen.0.insert(fingerprint(&mut file, &records, per_token)?) {
+        sink.warn("ranks_alike", format!("{}: left out, another rank has recorded the same passes", name_of(path)));
+        return Ok(());
+    }
+    if per_token { tokens(path, &mut file, &records, map, options, sink) } else { passes(path, &mut file, &records, &map, options, sink) }
+}
+
+/// Ids and positions of all passes, or the counts of the first: what two ranks of one run have in common.
+fn fingerprint(file: &mut TorchFile, records: &[Value], per_token: bool) -> Result<[u8; 32], ImportError> {
+    let mut hash = Sha256::new();
+    for &record in records {
+        let id = file.pickle().get(record, "forward_pass_id").and_then(|v| file.pickle().int(v)).unwrap_or(-1);
+        hash.update(id.to_le_bytes());
+        if per_token {
+            for key in ["input_ids", "positions"] {
+                let list = file.pickle().get(record, key).and_then(|v| file.pickle().list(v)).unwrap_or_default();
+                list.iter().filter_map(|&v| file.pickle().int(v)).for_each(|n| hash.update(n.to_le_bytes()));
+            }
+        } else if let Some(counts) = file.pickle().get(record, "global_physical_count").and_then(|v| file.pickle().tensor(v)).cloned() {
+            hash.update(&file.read(&counts).map_err(|e| file.wrong(e))?.bytes);
+        }
+    }
+    Ok(hash.finalize().into())
+}
+
+/// Which logical expert each slot held when the dump was made.
+pub struct Placement {
+    /// `[layers][slots]`; empty when the dump has none.
+    logical: Vec<Vec<u16>>,
+    /// Whether every slot holds the expert of its own number.
+    identity: bool,
+    /// Whether ids are turned into logical ones.
+    mapped: bool,
+}
+
+impl Placement {
+    fn of(file: &mut TorchFile, root: Value, options: &Options) -> Result<Self, ImportError> {
+        let tensor = file.pickle().get(root, "last_physical_to_logical_map").and_then(|v| file.pickle().tensor(v)).cloned();
+        let Some(tensor) = tensor else {
+            if options.id_space == Some(IdSpace::Logical) {
+                return Err(file.wrong("--id-space logical: the dump has no last_physical_to_logical_map; leave it out, or say physical"));
+            }
+            return Ok(Self { logical: Vec::new(), identity: false, mapped: false });
+        };
+        let numbers = file.read(&tensor).map_err(|e| file.wrong(format!("last_physical_to_logical_map: {e}")))?;
+        let ids = numbers.ids().map_err(|e| file.wrong(format!("last_physical_to_logical_map: {e}")))?;
+        let [_, slots] = *numbers.shape.as_slice() else {
+            return Err(file.wrong(format!("last_physical_to_logical_map has the shape {:?}, not layers x slots", numbers.shape)));
+        };
+        let id = |id: &i32| u16::try_from(*id).map_err(|_| file.wrong(format!("last_physical_to_logical_map: {id} is not an expert")));
+        let logical = ids.chunks(slots.max(1)).map(|layer| layer.iter().map(id).collect()).collect::<Result<Vec<Vec<u16>>, _>>()?;
+        let identity = logical.iter().all(|layer| layer.iter().enumerate().all(|(slot, &id)| slot == usize::from(id)));
+        Ok(Self { logical, identity, mapped: !identity && options.id_space == Some(IdSpace::Logical) })
+    }
+
+    /// Slots of a layer.
+    pub fn slots(&self) -> Option<u16> {
+        self.logical.first().and_then(|layer| u16::try_from(layer.len()).ok())
+    }
+
+    /// Experts of a layer in the space that ids are in after [`Placement::map`].
+    pub fn experts(&self) -> Option<u16> {
+        if self.mapped { self.logical.iter().flatten().max().map(|id| id.saturating_add(1)) } else { self.slots() }
+    }
+
+    /// What ids mean after [`Placement::map`].
+    pub fn id_space(&self) -> IdSpace {
+        if self.identity || self.mapped { IdSpace::Logical } else { IdSpace::Physical }
+    }
+
+    /// Turns the slots of one layer into experts, when that was asked for.
+    pub fn map(&self, layer: usize, ids: &mut [i32]) {
+        if let Some(logical) = self.logical.get(layer).filter(|_| self.mapped) {
+            for id in ids {
+                *id = usize::try_from(*id).ok().and_then(|slot| logical.get(slot)).map_or(*id, |&expert| i32::from(expert));
+            }
+        }
+    }
+
+    /// Says what the ids are.
+    fn report(&self, sink: &mut Sink) {
+        if self.mapped {
+            sink.warn(
+                "slots_mapped",
+                "slots were turned into experts by the last placement of the dump; passes before a rebalancing had another one",
+            );
+        } else if self.id_space() == IdSpace::Physical {
+            let message = "ids are slots after placement: replicas of an expert count as experts of their own (--id-space logical maps them by \
+                           the dump's last placement)";
+            sink.warn("physical_ids", message);
+        }
+    }
+}
+
+/// `per_token`: every pass with the routes of all its rows.
+fn tokens(
+    path: &Path,
+    file: &mut TorchFile,
+    records: &[Value],
+    map: Placement,
+    options: &Options,
+    sink: &mut Sink,
+) -> Result<(), ImportError> {
+    let mut read = Vec::new();
+    for (number, &record) in records.iter().enumerate() {
+        read.push(Pass::of(file.pickle(), record, number).map_err(|e| file.wrong(e))?);
+    }
+    map.report(sink);
+    Passes::new(path, map, options, sink).import(file, read)
+}
+
+/// `per_pass`: one matrix of counts a pass.
+fn passes(
+    path: &Path,
+    file: &mut TorchFile,
+    records: &[Value],
+    map: &Placement,
+    options: &Options,
+    sink: &mut Sink,
+) -> Result<(), ImportError> {
+    let mut sums = Sums::default();
+    for (number, &record) in records.iter().enumerate() {
+        let tensor = file.pickle().get(record, "global_physical_count").and_then(|v| file.pickle().tensor(v)).cloned();
+        let tensor =
+            tensor.ok_or_else(|| file.wrong(format!("record {number} has neither topk_ids_of_layer nor global_physical_count")))?;
+        sums.add(file, &tensor).map_err(|e| file.wrong(format!("record {number}, global_physical_count: {e}")))?;
+    }
+    sums.map(map);
+    map.report(sink);
+    sums.finish(path, map.id_space(), options, sink)
+}
+
+/// `stat`: `[buffer, layers, experts]`, or `[layers, experts]` of a placement. The buffer is a ring: its order is no time.
+fn stat(path: &Path, file: &mut TorchFile, counts: Value, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+    let tensor = file.pickle().tensor(counts).cloned().ok_or_else(|| file.wrong("logical_count is not a tensor"))?;
+    let mut sums = Sums::default();
+    let parts: Vec<Tensor> = match tensor.shape.as_slice() {
+        [_, _] => vec![tensor],
+        [n, _, _] => (0..*n).filter_map(|i| torch::slice(&tensor, i)).collect(),
+        other => return Err(file.wrong(format!("logical_count has the shape {other:?}, not passes x layers x experts"))),
+    };
+    for part in &parts {
+        sums.add(file, part).map_err(|e| file.wrong(format!("logical_count: {e}")))?;
+    }
+    sums.finish(path, IdSpace::Logical, options, sink)
+}
+
+/// `--init-expert-location`: counts or a placement as JSON.
+fn placement(path: &Path, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+    #[derive(serde::Deserialize)]
+    struct Location {
+        logical_count: Option<Vec<Vec<u64>>>,
+    }
+    let mut found = false;
+    super::input::json_values(path, |location: Location| {
+        let Some(rows) = location.logical_count else { return Ok(()) };
+        found = true;
+        let experts = rows.first().map_or(0, Vec::len);
+        if rows.iter().any(|row| row.len() != experts) {
+            return Err(ImportError::input(path, "logical_count: its rows have different lengths"));
+        }
+        Sums { layers: rows.len(), experts, counts: rows.concat() }.finish(path, IdSpace::Logical, options, sink)
+    })?;
+    let what = "no counts: a placement says where experts are, not how often they are chosen";
+    if found { Ok(()) } else { Err(ImportError::empty(path, what)) }
+}
+
+/// Sums of counts, `[layers, experts]`.
+#[derive(Default)]
+struct Sums {
+    layers: usize,
+    experts: usize,
+    counts: Vec<u64>,
+}
+
+impl Sums {
+    fn add(&mut self, file: &mut TorchFile, tensor: &Tensor) -> Result<(), String> {
+        let numbers = file.read(tensor)?;
+        let [layers, experts] = *numbers.shape.as_slice() else {
+            return Err(format!("the shape {:?}, not layers x experts", numbers.shape));
+        };
+        if self.counts.is_empty() {
+            (self.layers, self.experts, self.counts) = (layers, experts, vec![0; layers.saturating_mul(experts)]);
+        }
+        if (layers, experts) != (self.layers, self.experts) {
+            return Err(format!("{layers} layers of {experts} experts, others have {} of {}", self.layers, self.experts));
+        }
+        for (sum, n) in self.counts.iter_mut().zip(numbers.counts()?) {
+            *sum = sum.saturating_add(n);
+        }
+        Ok(())
+    }
+
+    /// Adds up the slots of each expert, when that was asked for.
+    fn map(&mut self, placement: &Placement) {
+        let Some(experts) = placement.experts().map(usize::from).filter(|_| placement.mapped) else { return };
+        let mut sums = vec![0u64; self.layers * experts];
+        for (layer, row) in self.counts.chunks(self.experts.max(1)).enumerate() {
+            let mut ids: Vec<i32> = (0..row.len()).map(|slot| i32::try_from(slot).unwrap_or(i32::MAX)).collect();
+            placement.map(layer, &mut ids);
+            for (id, n) in ids.iter().zip(row) {
+                let at = usize::try_from(*id).ok().filter(|&id| id < experts).map(|id| layer * experts + id);
+                if let Some(sum) = at.and_then(|at| sums.get_mut(at)) {
+                    *sum = sum.saturating_add(*n);
+                }
+            }
+        }
+        (self.experts, self.counts) = (experts, sums);
+    }
+
+    fn finish(self, path: &Path, id_space: IdSpace, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+        let wrong = |reason: String| ImportError::input(path, reason);
+        if self.counts.iter().all(|&n| n == 0) {
+            return Err(ImportError::empty(path, "empty: all counts are 0, nothing was recorded"));
+        }
+        if self.experts > crate::trace::expert_set::MAX_EXPERTS {
+            return Err(wrong(format!("{} experts; at most {} are supported", self.experts, crate::trace::expert_set::MAX_EXPERTS)));
+        }
+        let layers: Vec<&[u64]> = self.counts.chunks(self.experts.max(1)).collect();
+        let dense = layers.iter().filter(|layer| layer.iter().all(|&n| n == 0)).count();
+        // The recorder's axis counts all hidden layers.
+        let axis = options.layer_axis(self.layers, &LayerAxis::All, dense > 0).map_err(wrong)?;
+        sink.begin_counts(path, "sglang", options.known_k())?;
+        if let Some(facts) = sink.facts_mut() {
+            facts.id_space = id_space;
+        }
+        if dense > 0 {
+            sink.warn(
+                "layers_not_routed",
+                format!("{} of {} layers have counts; the others are dense or were not recorded", self.layers - dense, self.layers),
+            );
+        }
+        for (number, layer) in axis.into_iter().zip(layers).filter(|(_, layer)| layer.iter().any(|&n| n > 0)) {
+            sink.counts(number, layer);
+        }
+        Ok(())
+    }
+}
+
+/// A file's name for a message.
+pub fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().escape_debug().to_string()).unwrap_or_default()
+}
