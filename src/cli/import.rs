@@ -13,21 +13,26 @@ use std::path::{Path, PathBuf};
 /// what could be read in two ways is refused, naming the option that settles it.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "specprof import [OPTIONS] [FORMAT] INPUT... -o TRACE",
+    override_usage = "specprof import [OPTIONS] [FORMAT] INPUT... -o TRACE\n       specprof import [OPTIONS] nsys|kineto PROFILE... --into TRACE",
     after_long_help = "Examples:
   specprof import vllm response.json -o traces/vllm --model-config config.json
   specprof import npy routed_experts.npz -o traces/npy --layers moe-only --first-dense 1 --experts 64
   specprof import moe_routes.jsonl -o traces/log --experts 60
+  specprof import expert_distribution_recorder_1.pt -o traces/sglang
+  specprof import nsys profile.sqlite --into traces/sglang
 
-Formats: vllm, sglang, llamacpp, npy, router-log, jsonl; docs/import.md says what each of them needs"
+Formats: vllm, sglang, llamacpp, npy, router-log, jsonl, torch, trtllm, imatrix, kineto, nsys; docs/import.md says what each of them needs"
 )]
 pub struct Args {
     /// The format, unless the files tell, and the files
     #[arg(value_name = "INPUT", required = true, num_args = 1..)]
     inputs: Vec<PathBuf>,
     /// Directory of the trace
-    #[arg(short, long = "output", visible_alias = "out", value_name = "TRACE", required = true)]
-    output: PathBuf,
+    #[arg(short, long = "output", visible_alias = "out", value_name = "TRACE", required_unless_present = "into")]
+    output: Option<PathBuf>,
+    /// Add a profile's kernels to the steps of this trace (nsys, kineto)
+    #[arg(long, value_name = "TRACE", conflicts_with = "output")]
+    into: Option<PathBuf>,
     /// Replace a trace that is already there
     #[arg(long)]
     force: bool,
@@ -72,6 +77,9 @@ pub struct Args {
     /// Tokens of the prompt, where the format does not say
     #[arg(long, value_name = "N", help_heading = "Data")]
     prompt_tokens: Option<u32>,
+    /// The device whose kernels are taken from a profile [default: the lowest]
+    #[arg(long, value_name = "N", help_heading = "Data")]
+    device: Option<u32>,
 }
 
 /// `--id-space`.
@@ -119,6 +127,8 @@ impl Args {
             }),
             draft_len: self.draft_len,
             prompt_tokens: self.prompt_tokens,
+            into: self.into.clone(),
+            device: self.device,
         })
     }
 
@@ -165,12 +175,13 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let options = args.options()?;
     let (importer, inputs) = args.importer()?;
     ui.detail(&format!("reading as {}: {}", importer.name(), importer.about()));
-    let manifest = import::import(importer, inputs, &args.output, &options)?;
+    let output = args.into.as_ref().or(args.output.as_ref()).ok_or_else(|| Failure::Input("no -o and no --into: where to?".into()))?;
+    let manifest = import::import(importer, inputs, output, &options)?;
     for warning in &manifest.warnings {
         ui.warn(&one_line(&warning.message));
     }
-    ui.result(&format!("{}\n", args.output.display()))?;
-    ui.note(&summary(&manifest, importer.name(), &args.output));
+    ui.result(&format!("{}\n", output.display()))?;
+    ui.note(&summary(&manifest, importer.name(), output));
     Ok(())
 }
 
@@ -183,8 +194,12 @@ fn summary(manifest: &Manifest, format: &str, out: &Path) -> String {
         WindowCompleteness::Counts => "counts by expert only",
         WindowCompleteness::None => "no windows",
     };
+    let kernels = match rows("kernels") {
+        0 => String::new(),
+        n => format!(" and {n} kernels"),
+    };
     format!(
-        "imported {} requests in {} steps with {} routed rows from {format} ({windows}): {}",
+        "imported {} requests in {} steps with {} routed rows{kernels} from {format} ({windows}): {}",
         rows("requests"),
         rows("steps"),
         rows("routes"),

@@ -1,8 +1,8 @@
 //! The documented line format, `docs/jsonl.md`: a header, then a line for each step, request and sample.
 
-use super::{ExportError, step_routes};
+use super::ExportError;
 use crate::trace::kernel::KernelEvent;
-use crate::trace::{Module, RequestEvent, StepRoutes, Steps, TelemetrySample, Trace};
+use crate::trace::{Module, RequestEvent, StepRoutes, Steps, TelemetrySample, Trace, step_routes};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -3,7 +3,6 @@
 pub mod jsonl;
 mod lanes;
 pub mod perfetto;
-mod step_routes;
 mod unions;
 
 use crate::trace::TraceError;

@@ -5,13 +5,12 @@
 //! belong to. So do those of layers, unless the trace has times of the layer's operations.
 
 use super::lanes;
-use super::step_routes;
 use super::unions::{Counter, StepUnions};
 use super::{ExportError, jsonl};
 use crate::trace::event::{UNKNOWN_CONTEXT, UNKNOWN_TOKEN};
 use crate::trace::kernel::KernelEvent;
 use crate::trace::manifest::WindowCompleteness;
-use crate::trace::{Module, Phase, Steps, TelemetrySample, Trace};
+use crate::trace::{Module, Phase, Steps, TelemetrySample, Trace, step_routes};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -101,7 +100,7 @@ fn count_unions(trace: &Trace, steps: &Steps, wanted: &RangeInclusive<u32>) -> R
                 unions.insert(id, counter.count(routes, accepted));
             }
         }
-        Ok(())
+        Ok::<_, ExportError>(())
     })?;
     Ok(unions)
 }

@@ -55,7 +55,7 @@ impl Sink {
     /// # Errors
     /// [`TraceError::Exists`] when something is there, with `force` [`TraceError::NotATrace`] when that is more than a trace.
     pub fn create(out: &Path, options: &Options) -> Result<Self, ImportError> {
-        check_free(out, options.force)?;
+        check_free(out, options.force || options.into.is_some())?;
         let name = out.file_name().ok_or_else(|| ImportError::input(out, "not a name for a trace; give another -o"))?;
         let temporary = out.with_file_name(format!(".{}.{}.importing", name.to_string_lossy(), std::process::id()));
         Ok(Self {
@@ -362,7 +362,7 @@ impl Sink {
         }
         let manifest = writer.finish(self.ending.clone())?;
         // The import may have taken long.
-        check_free(&self.out, self.options.force)?;
+        check_free(&self.out, self.options.force || self.options.into.is_some())?;
         place(&self.temporary, &self.out)?;
         Ok(manifest)
     }

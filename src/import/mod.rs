@@ -6,9 +6,12 @@
 
 pub mod acceptance;
 mod arrays;
+mod annotation;
 mod error;
 pub mod events;
 mod follow;
+mod gguf;
+mod imatrix;
 pub mod input;
 mod json_values;
 mod jsonl;
@@ -17,7 +20,9 @@ mod jsonl_header;
 mod jsonl_line;
 mod jsonl_routes;
 mod jsonl_table;
+mod kineto;
 mod llamacpp;
+mod loose_json;
 mod llamacpp_read;
 pub mod model;
 pub mod npy;
@@ -28,6 +33,8 @@ mod place;
 mod plan;
 mod profile;
 mod reader;
+mod profile_import;
+mod profile_passes;
 mod recorder;
 mod recorder_passes;
 mod response;
@@ -35,13 +42,16 @@ mod response_cut;
 pub mod routed;
 mod router_log;
 pub mod rows;
+mod safetensors_file;
 mod sample;
 mod sglang;
 mod sniff;
 mod source;
 mod strides;
+mod timeline;
 mod torch;
 mod torch_batch;
+mod trtllm;
 mod vllm;
 pub mod zip;
 
@@ -65,6 +75,11 @@ pub trait Importer: Sync {
     /// Whether a file that begins like this is of the family. Two importers that both say so are an ambiguity.
     fn sniff(&self, head: &Head) -> bool;
 
+    /// Whether what it reads can be added to a trace that is there ([`Options::into`]).
+    fn adds(&self) -> bool {
+        false
+    }
+
     /// Reads all inputs, in order, into one trace.
     ///
     /// # Errors
@@ -82,7 +97,7 @@ pub fn importers() -> &'static [&'static dyn Importer] {
         &arrays::Arrays,
         &router_log::RouterLog,
         &jsonl::JsonLines,
-        &torch_batch::TorchBatch,
+        &torch_batch::TorchBatch, &trtllm::TrtLlm, &imatrix::Imatrix, &kineto::Kineto,
     ]
 }
 
@@ -96,6 +111,11 @@ pub fn find(name: &str) -> Vec<&'static dyn Importer> {
 /// # Errors
 /// As [`Importer::import`], and when the trace cannot be written. No trace is left behind then.
 pub fn import(importer: &dyn Importer, inputs: &[PathBuf], out: &Path, options: &Options) -> Result<Manifest, ImportError> {
+    if let (Some(trace), false) = (&options.into, importer.adds()) {
+        let adding: Vec<_> = importers().iter().filter(|i| i.adds()).map(|i| i.name()).collect();
+        let reason = format!("--into adds the kernels of a profile ({}), {} has none", adding.join(", "), importer.name());
+        return Err(ImportError::input(trace, reason));
+    }
     let mut sink = Sink::create(out, options)?;
     importer.import(inputs, options, &mut sink).map_err(|error| match (error, inputs.first()) {
         // An event that contradicts the trace comes from the input.

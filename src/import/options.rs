@@ -2,6 +2,7 @@
 
 use super::ForeignModel;
 use crate::trace::manifest::IdSpace;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// What the layer axis of an array counts.
@@ -93,6 +94,10 @@ pub struct Options {
     pub member: Option<String>,
     /// Tokens of the prompt, where the format does not say.
     pub prompt_tokens: Option<u32>,
+    /// The trace whose steps a profile's kernels are of.
+    pub into: Option<PathBuf>,
+    /// Which device's kernels are taken.
+    pub device: Option<u32>,
 }
 
 impl Options {

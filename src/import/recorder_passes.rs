@@ -19,6 +19,8 @@ use std::path::Path;
 
 /// The recorder keeps so many experts of a row.
 const MOST_EXPERTS: u16 = 8;
+/// Tag of a request: the engine's number of the pass of each of its steps.
+pub const PASS_TAG: &str = "forward_pass_ids";
 /// Prompt rows of one step.
 const PREFILL_ROWS: usize = 4096;
 
@@ -208,6 +210,10 @@ impl<'a> Passes<'a> {
             self.sink.warn("rows_mismatch", message);
             self.unmatched_rows += array.rows as u64;
             array = IdArray { layers: array.layers, width: array.width, ..IdArray::default() };
+        }
+        if array.rows > rows {
+            array.ids.truncate(rows * array.layers * array.width);
+            array.rows = rows;
         }
         let experts = self.map.experts().or(self.options.known_experts());
         let survey = Survey::of(&array, experts, self.options.keep_padding);
@@ -448,7 +454,7 @@ impl<'a> Passes<'a> {
         if live.passes.is_empty() {
             return Ok(());
         }
-        let tags = serde_json::json!({ "forward_pass_ids": live.passes }).to_string();
+        let tags = serde_json::json!({ PASS_TAG: live.passes }).to_string();
         self.sink.end_request(live.request, String::new(), live.prompt, FinishReason::Unknown, tags)
     }
 

@@ -3,7 +3,7 @@
 use super::events::Source;
 use super::pickle::{Tensor, Value};
 use super::profile::Profile;
-use super::recorder::{is_torch, name_of};
+use super::recorder::is_torch;
 use super::rows::{IdArray, Survey};
 use super::torch::{LEGACY_MAGIC, TorchFile, slice};
 use super::{Head, ImportError, Importer, LayerAxis, Options, Sink};
@@ -210,7 +210,7 @@ fn counts(path: &Path, file: &mut TorchFile, tensor: &Tensor, options: &Options,
     }
     let of_layer: Vec<&[u64]> = sums.chunks(experts.max(1)).collect();
     let dense = of_layer.iter().any(|layer| layer.iter().all(|&n| n == 0));
-    let axis = options.layer_axis(layers, &LayerAxis::Unsaid, dense).map_err(|e| file.wrong(format!("{}: {e}", name_of(path))))?;
+    let axis = options.layer_axis(layers, &LayerAxis::Unsaid, dense).map_err(|e| file.wrong(e))?;
     sink.begin_counts(path, "unknown", options.known_k())?;
     for (number, layer) in axis.into_iter().zip(of_layer).filter(|(_, layer)| layer.iter().any(|&n| n > 0)) {
         sink.counts(number, layer);

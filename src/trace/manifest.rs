@@ -212,6 +212,9 @@ pub struct Instrumentation {
     pub copy_gb_per_s: Option<f64>,
 }
 
+/// Code of the warning that passes were of several requests: their times are not those of one step's rows.
+pub const BATCHED_PASSES: &str = "batched_passes";
+
 /// A note that belongs under every report of the trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {

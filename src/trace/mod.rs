@@ -24,6 +24,7 @@ pub mod quiet;
 pub mod reader;
 pub mod routes;
 pub mod schema;
+pub mod step_routes;
 pub mod synth;
 pub mod tables;
 pub mod telemetry;

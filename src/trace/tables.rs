@@ -4,7 +4,7 @@ use super::bounds::Budget;
 use super::part_file::{PartHandle, guarded};
 use super::schema::{self, col};
 use super::telemetry::TelemetrySample;
-use super::{FinishReason, Phase, RequestEvent, TraceError};
+use super::{FinishReason, Phase, RequestEvent, StepEvent, StepRoutes, TraceError};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type, Int64Type, UInt16Type, UInt32Type, UInt64Type};
 use arrow_array::{Array, RecordBatch};
@@ -94,6 +94,27 @@ impl Steps {
     /// Whether there is no step.
     pub fn is_empty(&self) -> bool {
         self.step_id.is_empty()
+    }
+
+    /// The step at an index, without its routes; `None` beyond the last one. All columns must have been read.
+    pub fn event(&self, at: usize) -> Option<StepEvent> {
+        Some(StepEvent {
+            step_id: *self.step_id.get(at)?,
+            request_id: *self.request_id.get(at)?,
+            phase: *self.phase.get(at)?,
+            accepted: *self.accepted.get(at)?,
+            context_len: *self.context_len.get(at)?,
+            input_tokens: self.input_tokens.get(at).to_vec(),
+            parents: self.parents.get(at)?.clone(),
+            emitted_tokens: self.emitted_tokens.get(at).to_vec(),
+            draft_probs: self.draft_probs.get(at)?.clone(),
+            host_begin_ns: *self.host_begin_ns.get(at)?,
+            host_end_ns: *self.host_end_ns.get(at)?,
+            draft_host_ns: *self.draft_host_ns.get(at)?,
+            target_host_ns: *self.target_host_ns.get(at)?,
+            device_ns: *self.device_ns.get(at)?,
+            routes: StepRoutes::default(),
+        })
     }
 }
 

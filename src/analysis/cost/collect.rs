@@ -302,7 +302,9 @@ impl<'a> Collector<'a> {
             // Of a device's step, drafting is on the device, too.
             TimeSource::Device => time.device_ns?.saturating_sub(i64::try_from(draft_ns).unwrap_or(i64::MAX)),
         };
-        let (pass, whole) = (u64::try_from(pass).ok().filter(|&ns| ns > 0)?, u64::try_from(time.step_ns).ok().filter(|&ns| ns > 0)?);
+        // Where only the device's times are known, a step is what it did on the device.
+        let whole = time.device_ns.filter(|_| tables.source == TimeSource::Device && time.step_ns == 0).unwrap_or(time.step_ns);
+        let (pass, whole) = (u64::try_from(pass).ok().filter(|&ns| ns > 0)?, u64::try_from(whole).ok().filter(|&ns| ns > 0)?);
         let (request, bucket) = (self.requests + step.request, bucket(time.context_len));
         let compared = phase == DECODE || row.rows == self.rows;
         if compared {

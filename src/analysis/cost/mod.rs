@@ -15,7 +15,7 @@ use super::steps::{StepRow, StepTable};
 use super::{AnalysisError, Input, Options};
 use crate::metric::cost::{Attribution, ComponentTime, ExpertsSplit, LayerTime, StepCost, TimeSource};
 use crate::metric::report::Report;
-use crate::trace::manifest::{Manifest, Warning, WindowCompleteness};
+use crate::trace::manifest::{BATCHED_PASSES, Manifest, Warning, WindowCompleteness};
 use crate::trace::{Component, Kernels, Phase};
 use collect::{Collected, Collector, Place};
 use ratios::Matched;
@@ -77,10 +77,16 @@ fn source_of(manifest: &Manifest, timed: &Timed<'_>) -> Option<TimeSource> {
     if manifest.device.kind == "cpu" {
         return timed.times.iter().any(|t| t.target_ns > 0).then_some(TimeSource::Cpu);
     }
-    if !timed.times.is_empty() && timed.times.iter().all(|t| t.device_ns.is_some()) {
+    // A profile need not have seen every step: the others are not compared.
+    if timed.times.iter().any(|t| t.device_ns.is_some()) {
         return Some(TimeSource::Device);
     }
     timed.times.iter().any(|t| t.target_ns > 0).then_some(TimeSource::Host)
+}
+
+/// Whether a window's union is what its pass touched: all rows are known, and no other request's were in it.
+fn unions_fit(manifest: &Manifest) -> bool {
+    manifest.window_completeness == WindowCompleteness::Full && !manifest.warnings.iter().any(|w| w.code == BATCHED_PASSES)
 }
 
 /// The most frequent number of rows among verify steps, the larger on a tie; 0 without any.
@@ -106,7 +112,7 @@ pub fn fill(
     let mut collector = Collector::new(plan, rows);
     if let Some(source) = source {
         // The rows that a pass computed are known only where all of them were recorded.
-        let unions = if input.manifest.window_completeness == WindowCompleteness::Full { counts.unions.as_slice() } else { &[] };
+        let unions = if unions_fit(input.manifest) { counts.unions.as_slice() } else { &[] };
         collector.add(input.steps, plan.steps, &input.timed, source, unions)?;
         if let Some(baseline) = &input.baseline {
             check_baseline(input.manifest, baseline, source)?;
@@ -116,8 +122,12 @@ pub fn fill(
     let collected = collector.finish();
     if collected.has_operations {
         let mut fits = regression::fit(&collected, plan, input.manifest.model.bytes_per_expert, options);
-        if input.manifest.window_completeness != WindowCompleteness::Full {
-            let why = "rejected rows were not recorded: how many experts the passes touched is unknown";
+        if !unions_fit(input.manifest) {
+            let why = if input.manifest.window_completeness == WindowCompleteness::Full {
+                "passes were of several requests: how many experts a pass touched is not one window's union"
+            } else {
+                "rejected rows were not recorded: how many experts the passes touched is unknown"
+            };
             fits.layers.iter_mut().chain([&mut fits.overall]).for_each(|fit| fit.unknown_because = Some(why.to_owned()));
         }
         for ((slot, layer), fit) in report.layers.iter_mut().enumerate().zip(fits.layers) {
@@ -242,7 +252,7 @@ fn experts_split(report: &Report, attribution: &[Attribution]) -> Option<Experts
 fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let mut warn = |code: &str, message: String| warnings.push(Warning::new(code, message));
-    if !input.manifest.host_times && report.totals.steps > 0 {
+    if !input.manifest.host_times && source != Some(TimeSource::Device) && report.totals.steps > 0 {
         warn("no_step_times", "nobody said when steps began and ended: verify and step ratios are unknown".into());
     }
     if !collected.has_operations {

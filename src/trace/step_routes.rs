@@ -1,18 +1,17 @@
 //! The routes of a trace, step by step.
 
-use super::ExportError;
-use crate::trace::event::RouteBlock;
-use crate::trace::{Module, StepRoutes, Trace};
+use super::event::RouteBlock;
+use super::{Module, StepRoutes, Trace, TraceError};
 
 /// Hands over the routes of each step that has any, in order of steps. Consecutive rows of a layer are one block.
 ///
 /// # Errors
 /// When the table cannot be read, and whatever `take` says.
-pub fn for_each(
+pub fn for_each<E: From<TraceError>>(
     trace: &Trace,
     weights: bool,
-    mut take: impl FnMut(u32, &StepRoutes) -> Result<(), ExportError>,
-) -> Result<(), ExportError> {
+    mut take: impl FnMut(u32, &StepRoutes) -> Result<(), E>,
+) -> Result<(), E> {
     let k = usize::from(trace.manifest().model.experts_per_token);
     let mut current: Option<(u32, StepRoutes)> = None;
     for unit in trace.route_units()? {

@@ -1,0 +1,308 @@
+//! A profile's passes to a trace: one of their own, or into a trace whose steps they are.
+
+use super::events::{self, Source};
+use super::profile_passes::{Pass, Passes, passes};
+use super::recorder::name_of;
+use super::timeline::Timeline;
+use super::{ImportError, Options, Sink};
+use crate::trace::manifest::{BATCHED_PASSES, Manifest};
+use crate::trace::{FinishReason, KernelEvent, Phase, RequestEvent, StepEvent, StepRoutes, Steps, Trace, step_routes};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Imports what was read from `inputs`.
+///
+/// # Errors
+/// When there is no time of any kernel, or, into a trace, when passes and steps cannot be matched.
+pub fn import(inputs: &[PathBuf], profiler: &str, timeline: Timeline, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+    let [path, ..] = inputs else { return Ok(()) };
+    if timeline.kernels.is_empty() && timeline.graphs.is_empty() {
+        let what = match (timeline.graph_launches, timeline.launches.len()) {
+            (0, 0) => "no GPU events: no kernel and no launch was recorded (were child processes, or the GPU, left out of the profile?)".to_owned(),
+            (0, n) => format!("no kernels, although there are {n} launches: the GPU's own activity was not recorded"),
+            (n, _) => format!("kernels missing for {n} graph launches: record the nodes of graphs (nsys --cuda-graph-trace=node)"),
+        };
+        return Err(ImportError::empty(path, what));
+    }
+    let trace = options.into.as_deref().map(Trace::open).transpose()?;
+    let routed = match &trace {
+        Some(trace) => trace.manifest().model.moe_layers.clone(),
+        None => options.model.as_ref().and_then(|m| m.moe_layers.clone()).unwrap_or_default(),
+    };
+    let found = passes(&timeline, options.device, &routed);
+    if found.passes.is_empty() && found.loose.is_empty() {
+        let device = options.device.unwrap_or(0);
+        return Err(ImportError::empty(path, format!("no kernels of device {device}; --device N chooses another one")));
+    }
+    report(&found, &timeline, sink);
+    match trace {
+        Some(trace) => into(path, &trace, found, &timeline, profiler, options, sink),
+        None => alone(path, found, &timeline, profiler, sink),
+    }
+}
+
+/// Says what the profile lacks.
+fn report(found: &Passes, timeline: &Timeline, sink: &mut Sink) {
+    if !timeline.graphs.is_empty() {
+        let message = format!(
+            "{} graph launches were recorded as wholes: times of their kernels and layers are not in the profile; record them with nsys \
+             profile --cuda-graph-trace=node",
+            timeline.graphs.len()
+        );
+        sink.warn("graphs_only", message);
+    }
+    if found.other_devices > 0 {
+        sink.leave_out("other_devices", found.other_devices, "(kernels) left out: of other devices or processes; --device N chooses one");
+    }
+    if found.passes.is_empty() {
+        sink.warn("no_step_ranges", "no range names a forward pass: all kernels stand in one step, and steps cannot be told apart (record with \
+                                     engine annotations or NVTX ranges)");
+    } else if !found.loose.is_empty() {
+        let us = found.loose.iter().map(|k| k.end_ns.saturating_sub(k.begin_ns)).fold(0i64, i64::saturating_add) / 1000;
+        sink.warn("no_range", format!("{} kernels ({us} us) are in no range of a forward pass: (no range)", found.loose.len()));
+    }
+    if found.without_layers > 0 && timeline.graphs.is_empty() {
+        let message = format!(
+            "in {} of {} passes nothing tells which layer a kernel is of: no module ranges around launches, and not as many choices of experts \
+             as routed layers",
+            found.without_layers,
+            found.passes.len()
+        );
+        sink.warn("layers_unknown", message);
+    }
+    let batched = found.passes.iter().filter(|p| p.step.and_then(|s| s.requests).is_some_and(|n| n > 1)).count();
+    if batched > 0 {
+        sink.warn(BATCHED_PASSES, batch_sentence(batched));
+    }
+}
+
+fn batch_sentence(passes: usize) -> String {
+    format!("{passes} passes were of several requests: a pass's kernels stand with the step of its first request, their times are the whole batch's")
+}
+
+fn set_device(facts: &mut Manifest, timeline: &Timeline) {
+    if facts.device.kind == "unknown" {
+        facts.device.kind = if timeline.hip { "rocm".into() } else { "cuda".into() };
+    }
+    if let Some(name) = timeline.device.as_ref().filter(|_| facts.device.name == "unknown") {
+        facts.device.name.clone_from(name);
+    }
+}
+
+/// A trace of the profile alone: a step a pass, without routes.
+fn alone(path: &Path, found: Passes, timeline: &Timeline, profiler: &str, sink: &mut Sink) -> Result<(), ImportError> {
+    sink.begin(path, &Source { engine: profiler.to_owned(), acceptance_known: false, ..Source::default() })?;
+    if let Some(facts) = sink.facts_mut() {
+        set_device(facts, timeline);
+    }
+    sink.warn("no_routes", "a profile has no expert ids: import the engine's routes and add the profile with --into TRACE");
+    let request = sink.request_id();
+    let mut layers = 0u16;
+    let rest = (!found.loose.is_empty()).then_some(Pass { step: None, begin: i64::MAX, kernels: found.loose });
+    for pass in found.passes.into_iter().chain(rest) {
+        layers = pass.kernels.iter().filter_map(|k| k.layer).map(|l| l.saturating_add(1)).fold(layers, u16::max);
+        let mut step = step_of(request, &pass);
+        step.device_ns = pass.device_ns();
+        let id = sink.step(step)?;
+        sink.kernels(id, pass.kernels)?;
+    }
+    if let Some(facts) = sink.facts_mut() {
+        facts.model.layers = facts.model.layers.max(layers);
+    }
+    sink.end_request(request, name_of(path), 0, FinishReason::Unknown, "{}".into())
+}
+
+/// The step of a pass: of a batch, the rows of one request.
+fn step_of(request: u32, pass: &Pass) -> StepEvent {
+    let step = pass.step.as_ref();
+    let rows = step.and_then(|s| s.rows).unwrap_or(1).max(1);
+    let requests = step.and_then(|s| s.requests).unwrap_or(1).max(1);
+    let (phase, rows) = match step.and_then(|s| s.phase) {
+        Some(Phase::Verify) if rows.is_multiple_of(requests) && rows / requests > 1 => (Phase::Verify, rows / requests),
+        Some(Phase::Decode) => (Phase::Decode, 1),
+        _ => (Phase::Prefill, rows),
+    };
+    let rows = (rows as usize).min(usize::from(u16::MAX));
+    let mut event = events::step(request, phase, events::unknown_tokens(rows));
+    if let Some(context) = step.and_then(|s| s.context) {
+        event.context_len = context;
+    }
+    if phase != Phase::Prefill {
+        event.emitted_tokens = events::unknown_tokens(1);
+    }
+    event
+}
+
+/// Adds the kernels to the trace's own steps, of which the rest stays as it is.
+fn into(path: &Path, trace: &Trace, found: Passes, timeline: &Timeline, profiler: &str, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+    let wrong = |reason: String| ImportError::input(path, reason);
+    let facts = trace.manifest();
+    if facts.emulated || facts.device.kind == "cpu" {
+        return Err(wrong(format!("{} ran on {}: the kernels of this profile are not its own", trace.dir().display(), facts.device.kind)));
+    }
+    if trace.has_kernels() && !options.force {
+        return Err(wrong(format!("{} has times of kernels already; --force replaces them", trace.dir().display())));
+    }
+    let steps = trace.steps_with_details()?;
+    let requests = trace.requests()?;
+    let (by_step, shared) = tie(&steps, &requests, found, sink).map_err(wrong)?;
+    let mut kept = facts.clone();
+    kept.tables.clear();
+    set_device(&mut kept, timeline);
+    // Notes of a profile that is replaced are about that one.
+    kept.warnings.retain(|w| !ABOUT_PROFILES.contains(&w.code.as_str()));
+    if !kept.engine.contains(profiler) {
+        kept.engine = format!("{} + {profiler}", kept.engine);
+    }
+    let highest = by_step.values().flat_map(|t| &t.kernels).filter_map(|k| k.layer).map(|l| l.saturating_add(1)).max();
+    kept.model.layers = kept.model.layers.max(highest.unwrap_or(0));
+    sink.begin_with(path, kept)?;
+    if shared > 0 {
+        sink.warn(BATCHED_PASSES, batch_sentence(shared));
+    }
+    let mut writer = Rewrite { steps: &steps, next: 0, by_step, sink };
+    step_routes::for_each(trace, facts.router_weights, |step, routes| writer.up_to(step, routes))?;
+    writer.rest()?;
+    for request in requests {
+        sink.request(request)?;
+    }
+    for sample in trace.telemetry()? {
+        sink.telemetry(sample)?;
+    }
+    Ok(())
+}
+
+/// Codes of warnings that are about the profile that was added.
+const ABOUT_PROFILES: [&str; 9] = [
+    "graphs_only",
+    "other_devices",
+    "no_step_ranges",
+    "no_range",
+    "layers_unknown",
+    BATCHED_PASSES,
+    "passes_unmatched",
+    "profile_cut",
+    "json_repaired",
+];
+
+/// What a profile says of one step.
+#[derive(Default)]
+struct Times {
+    device_ns: Option<i64>,
+    kernels: Vec<KernelEvent>,
+}
+
+/// Finds the steps of each pass: by the engine's number of the pass where both have it, else one after the other. Gives the
+/// times by index of the step, and how many passes are of several steps.
+fn tie(steps: &Steps, requests: &[RequestEvent], found: Passes, sink: &mut Sink) -> Result<(BTreeMap<usize, Times>, usize), String> {
+    if found.passes.is_empty() {
+        return Err("no range names a forward pass: nothing ties its kernels to steps; record with the engine's step annotations".into());
+    }
+    let numbered = by_pass(steps, requests);
+    let with_ids = !numbered.is_empty() && found.passes.iter().any(|p| p.step.and_then(|s| s.id).is_some());
+    let (mut by_step, mut shared, mut unmatched): (BTreeMap<usize, Times>, usize, u64) = (BTreeMap::new(), 0, 0);
+    if !with_ids {
+        in_order(steps, &found)?;
+    }
+    let mut used = BTreeSet::new();
+    for (number, pass) in found.passes.into_iter().enumerate() {
+        let of_pass = if with_ids {
+            let id = pass.step.and_then(|s| s.id);
+            id.filter(|&id| used.insert(id)).and_then(|id| numbered.get(&id)).cloned().unwrap_or_default()
+        } else {
+            vec![number]
+        };
+        let phase = pass.step.and_then(|s| s.phase);
+        let fits = of_pass.iter().any(|&i| steps.phase.get(i).copied() == phase);
+        let [first, ..] = of_pass.as_slice() else {
+            unmatched += 1;
+            continue;
+        };
+        if !fits {
+            unmatched += 1;
+            continue;
+        }
+        shared += usize::from(of_pass.len() > 1);
+        let device_ns = pass.device_ns();
+        for &i in &of_pass {
+            by_step.entry(i).or_default().device_ns = device_ns;
+        }
+        by_step.entry(*first).or_default().kernels = pass.kernels;
+    }
+    if by_step.is_empty() {
+        return Err("none of its passes is one of the trace's steps: is it of the same run?".into());
+    }
+    if unmatched > 0 {
+        sink.warn("passes_unmatched", format!("{unmatched} passes of the profile are no steps of the trace: their kernels were left out"));
+    }
+    Ok((by_step, shared))
+}
+
+/// Indices of the steps of each numbered pass: the recorder's numbers stand in the requests' tags, one for each of their steps.
+fn by_pass(steps: &Steps, requests: &[RequestEvent]) -> BTreeMap<i64, Vec<usize>> {
+    let mut lists: BTreeMap<u32, std::vec::IntoIter<i64>> = BTreeMap::new();
+    for request in requests {
+        let tags: serde_json::Value = serde_json::from_str(&request.tags).unwrap_or_default();
+        let ids: Option<Vec<i64>> = tags.get(super::recorder_passes::PASS_TAG).and_then(|v| v.as_array()).and_then(|list| list.iter().map(serde_json::Value::as_i64).collect());
+        if let Some(ids) = ids {
+            lists.insert(request.request_id, ids.into_iter());
+        }
+    }
+    let mut found: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for (i, request) in steps.request_id.iter().enumerate() {
+        if let Some(id) = lists.get_mut(request).and_then(Iterator::next) {
+            found.entry(id).or_default().push(i);
+        }
+    }
+    found
+}
+
+/// Whether passes and steps are the same ones in the same order.
+fn in_order(steps: &Steps, found: &Passes) -> Result<(), String> {
+    let (n, of) = (found.passes.len(), steps.len());
+    if n != of {
+        return Err(format!(
+            "{n} passes in the profile, {of} steps in the trace, and nothing numbers them: profile exactly the steps of the trace, or record \
+             with numbered passes (SGLang's detailed annotations)"
+        ));
+    }
+    let differs = found.passes.iter().zip(&steps.phase).position(|(pass, phase)| pass.step.and_then(|s| s.phase) != Some(*phase));
+    match differs {
+        Some(i) => Err(format!("pass {i} of the profile and step {i} of the trace do different things: they are not of the same run")),
+        None => Ok(()),
+    }
+}
+
+/// Writes the steps again, with their times.
+struct Rewrite<'a> {
+    steps: &'a Steps,
+    next: usize,
+    by_step: BTreeMap<usize, Times>,
+    sink: &'a mut Sink,
+}
+
+impl Rewrite<'_> {
+    /// Writes the steps before `step_id`, which have no routes, then that one.
+    fn up_to(&mut self, step_id: u32, routes: &StepRoutes) -> Result<(), ImportError> {
+        while self.steps.step_id.get(self.next).is_some_and(|&id| id < step_id) {
+            self.step(StepRoutes::default())?;
+        }
+        self.step(routes.clone())
+    }
+
+    fn rest(&mut self) -> Result<(), ImportError> {
+        while self.next < self.steps.len() {
+            self.step(StepRoutes::default())?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, routes: StepRoutes) -> Result<(), ImportError> {
+        let (s, i) = (self.steps, self.next);
+        self.next += 1;
+        let times = self.by_step.remove(&i).unwrap_or_default();
+        let Some(event) = s.event(i) else { return Ok(()) };
+        let id = self.sink.step_with_id(StepEvent { device_ns: times.device_ns, routes, ..event })?;
+        if times.kernels.is_empty() { Ok(()) } else { self.sink.kernels(id, times.kernels) }
+    }
+}
