@@ -21,7 +21,8 @@ use std::path::{Path, PathBuf};
   specprof import expert_distribution_recorder_1.pt -o traces/sglang
   specprof import nsys profile.sqlite --into traces/sglang
 
-Formats: vllm, sglang, llamacpp, npy, router-log, jsonl, torch, trtllm, imatrix, kineto, nsys; docs/import.md says what each of them needs"
+Formats: vllm, sglang, llamacpp, npy, router-log, jsonl, torch, trtllm, imatrix, kineto, nsys;
+docs/import.md says what each of them needs"
 )]
 pub struct Args {
     /// The format, unless the files tell, and the files

@@ -7,6 +7,8 @@ use crate::trace::{Component, Phase};
 pub struct Step {
     /// What it does; `None` for the drafter's passes.
     pub phase: Option<Phase>,
+    /// Of the drafter's passes, whether it follows the target's that it is part of.
+    pub follows: bool,
     /// Requests in its batch, when the text says.
     pub requests: Option<u32>,
     /// Rows of the batch, when the text says.
@@ -23,7 +25,7 @@ pub fn step(text: &str) -> Option<Step> {
     if let Some(inside) = text.strip_prefix("step[").and_then(|rest| rest.strip_suffix(']')) {
         let mut words = inside.split_ascii_whitespace();
         let kind = words.next()?;
-        let mut step = Step { phase: None, requests: None, rows: None, context: None, id: None };
+        let mut step = Step { phase: None, follows: kind.starts_with("DRAFT_EXTEND"), requests: None, rows: None, context: None, id: None };
         let (mut context, mut generation, mut tokens, mut keys) = (None, None, None, None);
         for word in words {
             let Some((key, value)) = word.split_once('=') else { continue };
@@ -64,7 +66,7 @@ pub fn step(text: &str) -> Option<Step> {
     };
     let context = if prompts == 0 { mean_context(keys, Some(other_rows), Some(others)) } else { None };
     let (requests, rows) = (prompts.checked_add(others), prompt_rows.checked_add(other_rows));
-    Some(Step { phase: Some(phase), requests, rows, context, id: None })
+    Some(Step { phase: Some(phase), follows: false, requests, rows, context, id: None })
 }
 
 /// Keys that are attended to, less the rows' own, by request.
@@ -119,7 +121,18 @@ pub fn component(kernel: &str) -> Component {
     let any = |words: &[&str]| words.iter().any(|word| name.contains(word));
     if any(&["nccl", "rccl", "allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "deep_ep", "alltoall", "all_to_all"]) {
         Component::Communication
-    } else if any(&["topk_gating", "topkgating", "topk_softmax", "topk_sigmoid", "moe_gate", "moe_fused_gate", "grouped_topk", "moe_align", "router", "routing"]) {
+    } else if any(&[
+        "topk_gating",
+        "topkgating",
+        "topk_softmax",
+        "topk_sigmoid",
+        "moe_gate",
+        "moe_fused_gate",
+        "grouped_topk",
+        "moe_align",
+        "router",
+        "routing",
+    ]) {
         Component::Router
     } else if any(&["moe", "expert", "grouped_gemm", "group_gemm", "groupedgemm"]) {
         Component::Experts
@@ -160,7 +173,15 @@ mod tests {
         assert_eq!(of("execute_context_0(0)_generation_2(8)"), Some((verify, Some(2), Some(8), None)));
         let detailed = "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)";
         assert_eq!(of(detailed), Some((Some(Phase::Decode), Some(32), Some(32), None)));
-        for other in ["ProfilerStep#6", "execute_model_graph_replay", "step[", "step[]", "execute_context_x(1)_generation_0(0)", "execute_context_1(7", ""] {
+        for other in [
+            "ProfilerStep#6",
+            "execute_model_graph_replay",
+            "step[",
+            "step[]",
+            "execute_context_x(1)_generation_0(0)",
+            "execute_context_1(7",
+            "",
+        ] {
             assert_eq!(of(other), None, "{other}");
         }
     }

@@ -68,8 +68,7 @@ fn counts(path: &Path, options: &Options, sink: &mut Sink) -> Result<(), ImportE
     if file.values.get("general.type") != Some(&Value::Text("imatrix".into())) {
         return Err(wrong("a GGUF file, but not an importance matrix (general.type is not `imatrix`)".into()));
     }
-    let of_layers: Vec<_> =
-        file.tensors.iter().filter_map(|(name, entry)| Some((layer_of(name)?, name.clone(), entry.clone()))).collect();
+    let of_layers: Vec<_> = file.tensors.iter().filter_map(|(name, entry)| Some((layer_of(name)?, name.clone(), entry.clone()))).collect();
     let mut layers: BTreeMap<u16, (String, Vec<u64>)> = BTreeMap::new();
     let mut converted = 0u64;
     for (layer, name, entry) in of_layers {
@@ -78,7 +77,8 @@ fn counts(path: &Path, options: &Options, sink: &mut Sink) -> Result<(), ImportE
             converted += 1;
             continue;
         }
-        let floats = file.floats(&entry).map_err(|e| if e.kind() == io::ErrorKind::InvalidData { in_tensor(e.to_string()) } else { read(e) })?;
+        let floats =
+            file.floats(&entry).map_err(|e| if e.kind() == io::ErrorKind::InvalidData { in_tensor(e.to_string()) } else { read(e) })?;
         let count = |&x: &f32| match x {
             x if x >= 0.0 && x.fract() == 0.0 && x < 1e15 => Ok(x as u64),
             x => Err(in_tensor(format!("{x} is not a count"))),
@@ -89,7 +89,8 @@ fn counts(path: &Path, options: &Options, sink: &mut Sink) -> Result<(), ImportE
         let found = floats.iter().map(count).collect::<Result<Vec<u64>, _>>()?;
         match layers.get(&layer) {
             Some((other, before)) if *before != found => {
-                let message = format!("{} and {} of one layer have other counts: the first is taken", other.escape_debug(), name.escape_debug());
+                let message =
+                    format!("{} and {} of one layer have other counts: the first is taken", other.escape_debug(), name.escape_debug());
                 sink.warn("counts_differ", message);
             }
             Some(_) => {}
@@ -118,7 +119,10 @@ fn finish(
     let wrong = |reason: String| ImportError::input(path, reason);
     let experts = layers.values().map(|(_, counts)| counts.len()).max().unwrap_or(0);
     if experts > crate::trace::expert_set::MAX_EXPERTS || layers.values().any(|(_, counts)| counts.len() != experts) {
-        return Err(wrong(format!("layers of up to {experts} experts, which differ or are more than {}", crate::trace::expert_set::MAX_EXPERTS)));
+        return Err(wrong(format!(
+            "layers of up to {experts} experts, which differ or are more than {}",
+            crate::trace::expert_set::MAX_EXPERTS
+        )));
     }
     if let Some(known) = options.known_experts().filter(|&e| usize::from(e) != experts) {
         return Err(wrong(format!("{experts} experts, --experts or the model's configuration says {known}")));
@@ -140,7 +144,8 @@ fn finish(
         Some(Value::Unsigned(n)) => Some(*n),
         _ => None,
     };
-    let tokens = number("imatrix.chunk_count").zip(number("imatrix.chunk_size")).and_then(|(n, size)| n.checked_mul(size)).filter(|&n| n > 0);
+    let tokens =
+        number("imatrix.chunk_count").zip(number("imatrix.chunk_size")).and_then(|(n, size)| n.checked_mul(size)).filter(|&n| n > 0);
     let k_of = |counts: &[u64]| {
         let sum = counts.iter().try_fold(0u64, |sum, &n| sum.checked_add(n))?;
         let tokens = tokens?;
@@ -167,7 +172,12 @@ mod tests {
     fn only_experts_weights_are_layers() {
         assert_eq!(layer_of("blk.12.ffn_down_exps.weight.counts"), Some(12));
         assert_eq!(layer_of("blk.12.ffn_gate_up_exps.weight.counts"), Some(12));
-        for other in ["blk.12.ffn_down_shexp.weight.counts", "blk.1.attn_q.weight.counts", "blk.x.ffn_up_exps.weight.counts", "blk.1.ffn_up_exps.weight.in_sum2"] {
+        for other in [
+            "blk.12.ffn_down_shexp.weight.counts",
+            "blk.1.attn_q.weight.counts",
+            "blk.x.ffn_up_exps.weight.counts",
+            "blk.1.ffn_up_exps.weight.in_sum2",
+        ] {
             assert_eq!(layer_of(other), None, "{other}");
         }
     }

@@ -71,7 +71,15 @@ struct Found {
 
 fn read(path: &Path, number: u64, timeline: &mut Timeline, sink: &mut Sink) -> Result<(), ImportError> {
     let before = (timeline.kernels.len(), timeline.spans.len(), timeline.device_spans.len());
-    let mut reading = Reading { json: Loose::new(input::open(path)?), timeline, number, threads: HashMap::new(), processes: HashMap::new(), found: Found::default(), event: Event::default() };
+    let mut reading = Reading {
+        json: Loose::new(input::open(path)?),
+        timeline,
+        number,
+        threads: HashMap::new(),
+        processes: HashMap::new(),
+        found: Found::default(),
+        event: Event::default(),
+    };
     match reading.whole() {
         Ok(()) => {}
         Err(Stop::Cut) => reading.found.cut = true,
@@ -80,7 +88,10 @@ fn read(path: &Path, number: u64, timeline: &mut Timeline, sink: &mut Sink) -> R
     }
     let (repaired, found) = (reading.json.repaired, reading.found);
     if repaired > 0 {
-        sink.warn("json_repaired", format!("{repaired} places of the file are no JSON (backslashes, control characters, nan) and were repaired"));
+        sink.warn(
+            "json_repaired",
+            format!("{repaired} places of the file are no JSON (backslashes, control characters, nan) and were repaired"),
+        );
     }
     if found.cut {
         sink.warn("profile_cut", "the profile is cut off: what came after is not in it");

@@ -5,8 +5,8 @@
 //! with the option that settles it.
 
 pub mod acceptance;
-mod arrays;
 mod annotation;
+mod arrays;
 mod error;
 pub mod events;
 mod follow;
@@ -22,10 +22,12 @@ mod jsonl_routes;
 mod jsonl_table;
 mod kineto;
 mod llamacpp;
-mod loose_json;
 mod llamacpp_read;
+mod loose_json;
 pub mod model;
 pub mod npy;
+mod nsys;
+mod nsys_export;
 mod options;
 mod pickle;
 mod pickle_opcode;
@@ -97,7 +99,11 @@ pub fn importers() -> &'static [&'static dyn Importer] {
         &arrays::Arrays,
         &router_log::RouterLog,
         &jsonl::JsonLines,
-        &torch_batch::TorchBatch, &trtllm::TrtLlm, &imatrix::Imatrix, &kineto::Kineto,
+        &torch_batch::TorchBatch,
+        &trtllm::TrtLlm,
+        &imatrix::Imatrix,
+        &kineto::Kineto,
+        &nsys::Nsys,
     ]
 }
 

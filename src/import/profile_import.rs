@@ -18,7 +18,8 @@ pub fn import(inputs: &[PathBuf], profiler: &str, timeline: Timeline, options: &
     let [path, ..] = inputs else { return Ok(()) };
     if timeline.kernels.is_empty() && timeline.graphs.is_empty() {
         let what = match (timeline.graph_launches, timeline.launches.len()) {
-            (0, 0) => "no GPU events: no kernel and no launch was recorded (were child processes, or the GPU, left out of the profile?)".to_owned(),
+            (0, 0) => "no GPU events: no kernel and no launch was recorded (were child processes, or the GPU, left out of the profile?)"
+                .to_owned(),
             (0, n) => format!("no kernels, although there are {n} launches: the GPU's own activity was not recorded"),
             (n, _) => format!("kernels missing for {n} graph launches: record the nodes of graphs (nsys --cuda-graph-trace=node)"),
         };
@@ -55,11 +56,14 @@ fn report(found: &Passes, timeline: &Timeline, sink: &mut Sink) {
         sink.leave_out("other_devices", found.other_devices, "(kernels) left out: of other devices or processes; --device N chooses one");
     }
     if found.passes.is_empty() {
-        sink.warn("no_step_ranges", "no range names a forward pass: all kernels stand in one step, and steps cannot be told apart (record with \
-                                     engine annotations or NVTX ranges)");
+        sink.warn(
+            "no_step_ranges",
+            "no range names a forward pass: all kernels stand in one step, and steps cannot be told apart (record with \
+                                     engine annotations or NVTX ranges)",
+        );
     } else if !found.loose.is_empty() {
         let us = found.loose.iter().map(|k| k.end_ns.saturating_sub(k.begin_ns)).fold(0i64, i64::saturating_add) / 1000;
-        sink.warn("no_range", format!("{} kernels ({us} us) are in no range of a forward pass: (no range)", found.loose.len()));
+        sink.warn("no_range", format!("{} kernels ({us} us) are in no pass of the target: (no range)", found.loose.len()));
     }
     if found.without_layers > 0 && timeline.graphs.is_empty() {
         let message = format!(
@@ -70,14 +74,11 @@ fn report(found: &Passes, timeline: &Timeline, sink: &mut Sink) {
         );
         sink.warn("layers_unknown", message);
     }
-    let batched = found.passes.iter().filter(|p| p.step.and_then(|s| s.requests).is_some_and(|n| n > 1)).count();
-    if batched > 0 {
-        sink.warn(BATCHED_PASSES, batch_sentence(batched));
-    }
 }
 
-fn batch_sentence(passes: usize) -> String {
-    format!("{passes} passes were of several requests: a pass's kernels stand with the step of its first request, their times are the whole batch's")
+/// Passes that are said to be of several requests.
+fn batched(found: &Passes) -> usize {
+    found.passes.iter().filter(|p| p.step.and_then(|s| s.requests).is_some_and(|n| n > 1)).count()
 }
 
 fn set_device(facts: &mut Manifest, timeline: &Timeline) {
@@ -96,6 +97,10 @@ fn alone(path: &Path, found: Passes, timeline: &Timeline, profiler: &str, sink: 
         set_device(facts, timeline);
     }
     sink.warn("no_routes", "a profile has no expert ids: import the engine's routes and add the profile with --into TRACE");
+    let batched = batched(&found);
+    if batched > 0 {
+        sink.warn(BATCHED_PASSES, format!("{batched} passes were of several requests: their times are the whole batch's"));
+    }
     let request = sink.request_id();
     let mut layers = 0u16;
     let rest = (!found.loose.is_empty()).then_some(Pass { step: None, begin: i64::MAX, kernels: found.loose });
@@ -134,7 +139,15 @@ fn step_of(request: u32, pass: &Pass) -> StepEvent {
 }
 
 /// Adds the kernels to the trace's own steps, of which the rest stays as it is.
-fn into(path: &Path, trace: &Trace, found: Passes, timeline: &Timeline, profiler: &str, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+fn into(
+    path: &Path,
+    trace: &Trace,
+    found: Passes,
+    timeline: &Timeline,
+    profiler: &str,
+    options: &Options,
+    sink: &mut Sink,
+) -> Result<(), ImportError> {
     let wrong = |reason: String| ImportError::input(path, reason);
     let facts = trace.manifest();
     if facts.emulated || facts.device.kind == "cpu" {
@@ -145,6 +158,7 @@ fn into(path: &Path, trace: &Trace, found: Passes, timeline: &Timeline, profiler
     }
     let steps = trace.steps_with_details()?;
     let requests = trace.requests()?;
+    let batched = batched(&found);
     let (by_step, shared) = tie(&steps, &requests, found, sink).map_err(wrong)?;
     let mut kept = facts.clone();
     kept.tables.clear();
@@ -157,8 +171,12 @@ fn into(path: &Path, trace: &Trace, found: Passes, timeline: &Timeline, profiler
     let highest = by_step.values().flat_map(|t| &t.kernels).filter_map(|k| k.layer).map(|l| l.saturating_add(1)).max();
     kept.model.layers = kept.model.layers.max(highest.unwrap_or(0));
     sink.begin_with(path, kept)?;
-    if shared > 0 {
-        sink.warn(BATCHED_PASSES, batch_sentence(shared));
+    if shared.max(batched) > 0 {
+        let message = format!(
+            "{} passes were of several requests: a pass's kernels stand with its first request's step, its times are the whole batch's",
+            shared.max(batched)
+        );
+        sink.warn(BATCHED_PASSES, message);
     }
     let mut writer = Rewrite { steps: &steps, next: 0, by_step, sink };
     step_routes::for_each(trace, facts.router_weights, |step, routes| writer.up_to(step, routes))?;
@@ -243,7 +261,10 @@ fn by_pass(steps: &Steps, requests: &[RequestEvent]) -> BTreeMap<i64, Vec<usize>
     let mut lists: BTreeMap<u32, std::vec::IntoIter<i64>> = BTreeMap::new();
     for request in requests {
         let tags: serde_json::Value = serde_json::from_str(&request.tags).unwrap_or_default();
-        let ids: Option<Vec<i64>> = tags.get(super::recorder_passes::PASS_TAG).and_then(|v| v.as_array()).and_then(|list| list.iter().map(serde_json::Value::as_i64).collect());
+        let ids: Option<Vec<i64>> = tags
+            .get(super::recorder_passes::PASS_TAG)
+            .and_then(|v| v.as_array())
+            .and_then(|list| list.iter().map(serde_json::Value::as_i64).collect());
         if let Some(ids) = ids {
             lists.insert(request.request_id, ids.into_iter());
         }

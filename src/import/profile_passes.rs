@@ -93,7 +93,8 @@ pub fn passes(timeline: &Timeline, device: Option<u32>, routed: &[u16]) -> Passe
             }
             let module = module.and_then(|i| timeline.span(i)).and_then(|s| names.module(s.name));
             let step = step.map(|i| twins.on_host(timeline, i));
-            let drafting = draft.is_some() || step.and_then(|i| timeline.span(i)).and_then(|s| names.step(s.name)).is_some_and(|s| s.phase.is_none());
+            let drafting =
+                draft.is_some() || step.and_then(|i| timeline.span(i)).and_then(|s| names.step(s.name)).is_some_and(|s| s.phase.is_none());
             let choice = !whole_graphs && names.choices.get(event.name as usize).copied().unwrap_or(false);
             let kernel = kernel(timeline, &names, event, module, drafting, whole_graphs);
             match step {
@@ -113,7 +114,14 @@ fn place(timeline: &Timeline, device: Option<u32>) -> Option<(u32, u64)> {
     events.filter(|e| device.is_none_or(|d| d == e.device)).map(|e| (e.device, e.process)).min()
 }
 
-fn kernel(timeline: &Timeline, names: &Names, event: &DeviceEvent, module: Option<(u16, Component)>, drafting: bool, graph: bool) -> KernelEvent {
+fn kernel(
+    timeline: &Timeline,
+    names: &Names,
+    event: &DeviceEvent,
+    module: Option<(u16, Component)>,
+    drafting: bool,
+    graph: bool,
+) -> KernelEvent {
     let by_name = names.components.get(event.name as usize).copied().unwrap_or(Component::Other);
     let component = match (drafting, by_name) {
         (true, _) => Component::Draft,
@@ -165,11 +173,13 @@ impl Twins {
     }
 }
 
-/// Puts the kernels of each range into its pass, the drafter's into the next one of the target.
+/// Puts the kernels of each range into its pass; those of drafts into the target's next one, those of `DRAFT_EXTEND` into the one
+/// before.
 fn collect(timeline: &Timeline, names: &Names, mut of_spans: BTreeMap<u32, Vec<(KernelEvent, bool)>>, routed: &[u16], found: &mut Passes) {
     // Passes without kernels are there, too; of ranks that do the same, one thread's.
     let mut ranges: Vec<(u32, Span)> = timeline.spans.iter().enumerate().map(|(i, s)| (i as u32, *s)).collect();
-    let beyond: Vec<(u32, Span)> = of_spans.keys().filter(|&&i| i as usize >= ranges.len()).filter_map(|&i| Some((i, *timeline.span(i)?))).collect();
+    let beyond: Vec<(u32, Span)> =
+        of_spans.keys().filter(|&&i| i as usize >= ranges.len()).filter_map(|&i| Some((i, *timeline.span(i)?))).collect();
     ranges.retain(|(_, s)| names.step(s.name).is_some());
     let threads: Vec<u64> = of_spans.keys().filter_map(|&i| timeline.span(i)).map(|s| s.thread).collect();
     if let Some(&thread) = threads.first() {
@@ -182,7 +192,10 @@ fn collect(timeline: &Timeline, names: &Names, mut of_spans: BTreeMap<u32, Vec<(
         let Some(step) = names.step(span.name) else { continue };
         let kernels = of_spans.remove(&number).unwrap_or_default();
         if step.phase.is_none() {
-            drafts.extend(kernels);
+            match found.passes.last_mut().filter(|_| step.follows) {
+                Some(last) => last.kernels.extend(kernels.into_iter().map(|(k, _)| k)),
+                None => drafts.extend(kernels),
+            }
             continue;
         }
         let mut all = std::mem::take(&mut drafts);
@@ -191,11 +204,8 @@ fn collect(timeline: &Timeline, names: &Names, mut of_spans: BTreeMap<u32, Vec<(
         found.without_layers += u64::from(!number_layers(&mut all, routed));
         found.passes.push(Pass { step: Some(step), begin: span.begin, kernels: all.into_iter().map(|(k, _)| k).collect() });
     }
-    // What was drafted after the last pass of the target.
-    match found.passes.last_mut() {
-        Some(last) => last.kernels.extend(drafts.into_iter().map(|(k, _)| k)),
-        None => found.loose.extend(drafts.into_iter().map(|(k, _)| k)),
-    }
+    // What was drafted for a pass that is not in the profile any more.
+    found.loose.extend(drafts.into_iter().map(|(k, _)| k));
 }
 
 /// Numbers the layers of routing and experts by the choices of a pass; gives whether any layer is known.
@@ -239,7 +249,15 @@ mod tests {
             for (i, name) in kernels.into_iter().enumerate() {
                 let (name, begin) = (t.intern(name).unwrap(), at + 100 * (i as i64 + 1));
                 let graph_node = Some(i as u64);
-                t.kernels.push(DeviceEvent { begin, end: begin + 50, name, process: 1, correlation: Some(pass as u64 + 1), graph_node, ..DeviceEvent::default() });
+                t.kernels.push(DeviceEvent {
+                    begin,
+                    end: begin + 50,
+                    name,
+                    process: 1,
+                    correlation: Some(pass as u64 + 1),
+                    graph_node,
+                    ..DeviceEvent::default()
+                });
             }
         }
         let name = t.intern("draft_head").unwrap();
@@ -256,7 +274,10 @@ mod tests {
         let ids: Vec<_> = found.passes.iter().map(|p| (p.step.and_then(|s| s.id), p.kernels.len())).collect();
         assert_eq!(ids, [(Some(1), 5), (Some(2), 6)]);
         let verify = &found.passes[1];
-        assert_eq!((verify.kernels[0].module, verify.kernels[0].component, verify.kernels[0].layer), (Module::Draft, Component::Draft, None));
+        assert_eq!(
+            (verify.kernels[0].module, verify.kernels[0].component, verify.kernels[0].layer),
+            (Module::Draft, Component::Draft, None)
+        );
         assert_eq!(verify.device_ns(), Some(2550 - 1100));
         let layers: Vec<_> = verify.kernels[1..].iter().map(|k| (k.component, k.layer)).collect();
         let want = [

@@ -45,7 +45,8 @@ impl TensorFile {
         let data = data.ok_or_else(|| format!("announces a header of {len} bytes in a file of {bytes}; cut off, or not safetensors"))?;
         let mut json = Vec::new();
         (&mut file).take(len).read_to_end(&mut json).map_err(|e| format!("cannot read: {e}"))?;
-        let mut header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&json).map_err(|e| format!("its header is not JSON: {e}"))?;
+        let mut header: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(&json).map_err(|e| format!("its header is not JSON: {e}"))?;
         header.remove("__metadata__");
         let tensors = header
             .into_iter()

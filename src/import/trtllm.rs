@@ -36,7 +36,8 @@ impl Importer for TrtLlm {
             return head.path.join(META).is_file();
         }
         let rank = head.path.file_name().is_some_and(|name| rank_of(&name.to_string_lossy()).is_some());
-        rank && head.bytes.get(8) == Some(&b'{') || head.first() == Some(b'{') && head.has_key("num_experts_per_token") && head.has_key("num_experts")
+        rank && head.bytes.get(8) == Some(&b'{')
+            || head.first() == Some(b'{') && head.has_key("num_experts_per_token") && head.has_key("num_experts")
     }
 
     fn import(&self, inputs: &[PathBuf], options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
@@ -59,10 +60,17 @@ impl Importer for TrtLlm {
             let keys = keys(path, &file)?;
             let counts = keys.values().all(|entry| entry.shape.len() == 1);
             // Directories may hold both: routes are more than counts.
-            if counts && files.iter().any(|p| p.to_string_lossy().ends_with("_raw.safetensors")) && !path.to_string_lossy().ends_with("_raw.safetensors") {
+            if counts
+                && files.iter().any(|p| p.to_string_lossy().ends_with("_raw.safetensors"))
+                && !path.to_string_lossy().ends_with("_raw.safetensors")
+            {
                 continue;
             }
-            if counts { add_counts(path, file, keys, &meta, &mut counted, options, sink)? } else { add_routes(path, file, &keys, &meta, options, sink)? }
+            if counts {
+                add_counts(path, file, keys, &meta, &mut counted, options, sink)?
+            } else {
+                add_routes(path, file, &keys, &meta, options, sink)?
+            }
             raw += usize::from(!counts);
         }
         if raw == 0 && counted.is_none() {
@@ -110,7 +118,8 @@ impl Meta {
             return Err(ImportError::input(&path, "too large for what it should hold"));
         }
         let json = fs::read(&path).map_err(ImportError::io(&path))?;
-        serde_json::from_slice(&json).map_err(|e| ImportError::input(&path, format!("not JSON with num_experts and num_experts_per_token: {e}")))
+        serde_json::from_slice(&json)
+            .map_err(|e| ImportError::input(&path, format!("not JSON with num_experts and num_experts_per_token: {e}")))
     }
 }
 
@@ -119,7 +128,8 @@ fn keys(path: &Path, file: &TensorFile) -> Result<BTreeMap<(u64, u16), Entry>, I
     let mut found = BTreeMap::new();
     for (name, entry) in file.tensors() {
         let numbers = name.split_once('_').and_then(|(iteration, layer)| Some((iteration.parse().ok()?, layer.parse().ok()?)));
-        let key = numbers.ok_or_else(|| ImportError::input(path, format!("tensor `{}` is not named ITERATION_LAYER", name.escape_debug())))?;
+        let key =
+            numbers.ok_or_else(|| ImportError::input(path, format!("tensor `{}` is not named ITERATION_LAYER", name.escape_debug())))?;
         found.insert(key, entry.clone());
     }
     if found.is_empty() {
@@ -154,7 +164,9 @@ fn add_counts(
         sum.iter_mut().zip(&numbers).for_each(|(sum, n)| *sum = sum.saturating_add(*n));
     }
     match counted {
-        Some(before) if *before != sums => Err(wrong("its counts differ from another rank's, although each has the sums over all ranks".into())),
+        Some(before) if *before != sums => {
+            Err(wrong("its counts differ from another rank's, although each has the sums over all ranks".into()))
+        }
         Some(_) => Ok(()),
         None => {
             if sums.values().flatten().all(|&n| n == 0) {
@@ -174,7 +186,14 @@ fn add_counts(
 }
 
 /// One rank's chosen experts: a step an iteration. Which requests the rows are of nobody recorded.
-fn add_routes(path: &Path, mut file: TensorFile, keys: &BTreeMap<(u64, u16), Entry>, meta: &Meta, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+fn add_routes(
+    path: &Path,
+    mut file: TensorFile,
+    keys: &BTreeMap<(u64, u16), Entry>,
+    meta: &Meta,
+    options: &Options,
+    sink: &mut Sink,
+) -> Result<(), ImportError> {
     let experts = options.known_experts().or(meta.num_experts);
     let request = sink.request_id();
     let mut iterations: Vec<u64> = keys.keys().map(|(iteration, _)| *iteration).collect();
@@ -183,7 +202,8 @@ fn add_routes(path: &Path, mut file: TensorFile, keys: &BTreeMap<(u64, u16), Ent
         let layers = keys.range((iteration, 0)..=(iteration, u16::MAX));
         let rows = layers.clone().filter_map(|(_, entry)| entry.shape.first().copied()).max().unwrap_or(0);
         let rows = usize::try_from(rows).ok().filter(|&n| n > 0 && n <= usize::from(u16::MAX));
-        let rows = rows.ok_or_else(|| ImportError::input(path, format!("iteration {iteration} has no rows, or more than a pass can have")))?;
+        let rows =
+            rows.ok_or_else(|| ImportError::input(path, format!("iteration {iteration} has no rows, or more than a pass can have")))?;
         let mut step = events::step(request, Phase::Prefill, events::unknown_tokens(rows));
         for (&(_, layer), entry) in layers {
             let wrong = |reason: String| ImportError::input(path, format!("tensor {iteration}_{layer}: {reason}"));
@@ -209,7 +229,10 @@ fn add_routes(path: &Path, mut file: TensorFile, keys: &BTreeMap<(u64, u16), Ent
                     facts.model.experts = experts;
                     facts.model.experts_known = true;
                 }
-                sink.warn("passes_of_batches", "a step is an iteration of a whole batch: which requests its rows are of, and which were drafts, nobody recorded");
+                sink.warn(
+                    "passes_of_batches",
+                    "a step is an iteration of a whole batch: which requests its rows are of, and which were drafts, nobody recorded",
+                );
             }
             let k = sink.facts_mut().map_or(0, |f| usize::from(f.model.experts_per_token));
             if step.routes.k == 0 {

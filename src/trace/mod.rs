@@ -12,6 +12,7 @@ pub mod error;
 pub mod event;
 mod expert_pages;
 pub mod expert_set;
+pub mod foreign;
 pub mod kernel;
 mod kernel_columns;
 pub mod kernel_table;

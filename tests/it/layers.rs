@@ -31,6 +31,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("memmap2", &["engine"]),
     ("flate2", &["import"]),
     ("base64", &["import"]),
+    ("rusqlite", &["import"]),
     ("clap", &["cli"]),
     ("clap_complete", &["cli"]),
     ("clap_mangen", &["cli"]),

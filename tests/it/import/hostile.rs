@@ -25,7 +25,7 @@ const SEEDS: &[(&str, &str)] = &[
 ];
 
 /// Flips, cuts, repeats and overwrites pieces.
-fn mutate(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
+pub fn mutate(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     for _ in 0..1 + rng.next_u32() % 4 {
         if bytes.is_empty() {
             return;

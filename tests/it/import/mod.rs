@@ -1,8 +1,13 @@
 //! `specprof import`: every format's sample, the cases that people have met, hostile inputs.
 
 mod cases;
+mod counts;
 mod hostile;
 mod jsonl;
+mod mutations;
+mod profiles;
+mod pt;
+mod recorder;
 mod round_trip;
 mod router_log;
 mod samples;
