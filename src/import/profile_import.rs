@@ -171,6 +171,9 @@ fn into(
     let highest = by_step.values().flat_map(|t| &t.kernels).filter_map(|k| k.layer).map(|l| l.saturating_add(1)).max();
     kept.model.layers = kept.model.layers.max(highest.unwrap_or(0));
     sink.begin_with(path, kept)?;
+    if !facts.complete {
+        sink.incomplete(facts.incomplete_reason.clone().unwrap_or_else(|| "no reason given".into()));
+    }
     if shared.max(batched) > 0 {
         let message = format!(
             "{} passes were of several requests: a pass's kernels stand with its first request's step, its times are the whole batch's",

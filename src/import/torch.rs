@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 /// The pickle has at most this many bytes, each storage at most [`MAX_STORAGE`].
 const MAX_PICKLE: u64 = 128 << 20;
 const MAX_STORAGE: u64 = 256 << 20;
+/// What is taken of a storage at once: it is in memory three times.
+const MAX_TENSOR: u64 = 64 << 20;
 /// All tensors that are read have together at most this many times the file's bytes: views may overlap, but not without end.
 const READ_FACTOR: u64 = 8;
 /// The first bytes of torch's container before archives.
@@ -133,8 +135,8 @@ impl TorchFile {
         let elements = tensor.shape.iter().try_fold(1u64, |n, &len| n.checked_mul(len));
         let bytes = elements.and_then(|n| n.checked_mul(size as u64)).ok_or("a tensor of more elements than any file has")?;
         self.charge(bytes)?;
-        if bytes > MAX_STORAGE {
-            return Err(format!("a tensor of {bytes} bytes, at most {MAX_STORAGE} are read at once"));
+        if bytes > MAX_TENSOR {
+            return Err(format!("a tensor of {bytes} bytes, at most {MAX_TENSOR} are read at once"));
         }
         let content = self.last.as_ref().map(|(_, content)| content.as_slice()).unwrap_or_default();
         if tensor.storage.len.checked_mul(size as u64) != Some(content.len() as u64) {

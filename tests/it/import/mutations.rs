@@ -18,7 +18,12 @@ struct Tally {
 }
 
 /// Imports the files that `change` makes of a seed, and reads what was imported.
-fn mutations(importer: &'static dyn Importer, options: &Options, rounds: u64, mut make: impl FnMut(&Path, &mut ChaCha8Rng) -> PathBuf) -> Tally {
+fn mutations(
+    importer: &'static dyn Importer,
+    options: &Options,
+    rounds: u64,
+    mut make: impl FnMut(&Path, &mut ChaCha8Rng) -> PathBuf,
+) -> Tally {
     let mut tally = Tally::default();
     for round in 0..rounds {
         let dir = tempfile::tempdir().unwrap();
@@ -81,7 +86,8 @@ fn pickles_and_storages() {
         ("eplb/eplb_weight_layers_x_experts.pt", find("torch")[0]),
     ] {
         let bytes = std::fs::read(data(name)).unwrap();
-        let options = Options { layers: if name.starts_with("eplb") { LayerAxis::List(vec![1, 2]) } else { LayerAxis::Unsaid }, ..options() };
+        let options =
+            Options { layers: if name.starts_with("eplb") { LayerAxis::List(vec![1, 2]) } else { LayerAxis::Unsaid }, ..options() };
         for member in [|n: &str| n.ends_with("data.pkl"), |n: &str| n.contains("/data/"), |n: &str| !n.contains("data")] {
             let tally = mutations(importer, &options, 60, |dir, rng| {
                 std::fs::write(dir.join("x.pt"), repacked(&bytes, rng, member)).unwrap();
