@@ -137,7 +137,10 @@ impl Reading<'_> {
             "staticSharedMemory",
             "dynamicSharedMemory",
         ];
-        let (mut events, mut ids): (Vec<(DeviceEvent, i64)>, BTreeSet<i64>) = (Vec::new(), BTreeSet::new());
+        let first = self.timeline.kernels.len();
+        let timeline = &mut *self.timeline;
+        // Until their names are read, kernels have the number of the name's id.
+        let mut ids: HashMap<i64, u32> = HashMap::new();
         self.export.rows(table, &columns, |row| {
             let &[
                 start,
@@ -164,19 +167,18 @@ impl Reading<'_> {
             };
             let (Some(begin), Some(end)) = (start.int(), end.int()) else { return Err("a kernel without start or end".into()) };
             let name = demangled.int().or(short.int()).unwrap_or(-1);
-            ids.insert(name);
+            let next = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+            let name = *ids.entry(name).or_insert(next);
             let sizes = |x, y, z| Some([small(x)?, small(y)?, small(z)?]);
             let shared = match (small(fixed), small(dynamic)) {
                 (None, None) => None,
                 (a, b) => Some(a.unwrap_or(0).saturating_add(b.unwrap_or(0))),
             };
-            if events.len() >= super::timeline::MAX_EVENTS {
-                return Err(format!("more than {} kernels; profile fewer steps", super::timeline::MAX_EVENTS));
-            }
-            let event = DeviceEvent {
+            timeline.check()?;
+            timeline.kernels.push(DeviceEvent {
                 begin: begin.saturating_add(base),
                 end: end.saturating_add(base),
-                name: 0,
+                name,
                 process: process_of(process),
                 correlation: correlation.int().and_then(|n| u64::try_from(n).ok()),
                 device: small(device).unwrap_or(0),
@@ -186,15 +188,19 @@ impl Reading<'_> {
                 block: sizes(bx, by, bz),
                 registers: small(registers),
                 shared,
-            };
-            events.push((event, name));
+            });
             Ok(())
         })?;
-        self.load_names(&ids)?;
-        for (event, name) in events {
-            self.timeline.check()?;
-            let name = self.name(name)?;
-            self.timeline.kernels.push(DeviceEvent { name, ..event });
+        self.load_names(&ids.keys().copied().collect())?;
+        let mut names = vec![0; ids.len()];
+        for (id, number) in ids {
+            let name = self.name(id)?;
+            if let Some(place) = names.get_mut(number as usize) {
+                *place = name;
+            }
+        }
+        for kernel in self.timeline.kernels.iter_mut().skip(first) {
+            kernel.name = names.get(kernel.name as usize).copied().unwrap_or_default();
         }
         Ok(())
     }

@@ -226,7 +226,7 @@ mod tests {
         let database = Connection::open(&path).unwrap();
         database
             .execute_batch(
-                "CREATE TABLE T_V2(a INTEGER, b TEXT, c INTEGER GENERATED ALWAYS AS (length(hex(randomblob(1000)))) VIRTUAL);
+                "CREATE TABLE T_V2(a INTEGER, b TEXT, c INTEGER GENERATED ALWAYS AS (length(zeroblob(1000))) VIRTUAL);
                  INSERT INTO T_V2(a, b) VALUES (1, 'x'), (NULL, NULL), (3, 2.5);
                  CREATE VIEW T AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n AS a FROM r;",
             )

@@ -1,7 +1,7 @@
 //! A profile's passes to a trace: one of their own, or into a trace whose steps they are.
 
 use super::events::{self, Source};
-use super::profile_passes::{Pass, Passes, passes};
+use super::profile_passes::{Pass, Passes, Placed, passes};
 use super::recorder::name_of;
 use super::timeline::Timeline;
 use super::{ImportError, Options, Sink};
@@ -62,7 +62,8 @@ fn report(found: &Passes, timeline: &Timeline, sink: &mut Sink) {
                                      engine annotations or NVTX ranges)",
         );
     } else if !found.loose.is_empty() {
-        let us = found.loose.iter().map(|k| k.end_ns.saturating_sub(k.begin_ns)).fold(0i64, i64::saturating_add) / 1000;
+        let ns = found.loose.iter().filter_map(|k| k.event(timeline)).map(|e| e.end.saturating_sub(e.begin).max(0));
+        let us = ns.fold(0i64, i64::saturating_add) / 1000;
         sink.warn("no_range", format!("{} kernels ({us} us) are in no pass of the target: (no range)", found.loose.len()));
     }
     if found.without_layers > 0 && timeline.graphs.is_empty() {
@@ -103,13 +104,13 @@ fn alone(path: &Path, found: Passes, timeline: &Timeline, profiler: &str, sink: 
     }
     let request = sink.request_id();
     let mut layers = 0u16;
-    let rest = (!found.loose.is_empty()).then_some(Pass { step: None, begin: i64::MAX, kernels: found.loose });
+    let rest = (!found.loose.is_empty()).then_some(Pass { step: None, kernels: found.loose });
     for pass in found.passes.into_iter().chain(rest) {
         layers = pass.kernels.iter().filter_map(|k| k.layer).map(|l| l.saturating_add(1)).fold(layers, u16::max);
         let mut step = step_of(request, &pass);
-        step.device_ns = pass.device_ns();
+        step.device_ns = pass.device_ns(timeline);
         let id = sink.step(step)?;
-        sink.kernels(id, pass.kernels)?;
+        sink.kernels(id, pass.events(timeline))?;
     }
     if let Some(facts) = sink.facts_mut() {
         facts.model.layers = facts.model.layers.max(layers);
@@ -159,7 +160,7 @@ fn into(
     let steps = trace.steps_with_details()?;
     let requests = trace.requests()?;
     let batched = batched(&found);
-    let (by_step, shared) = tie(&steps, &requests, found, sink).map_err(wrong)?;
+    let (by_step, shared) = tie(&steps, &requests, found, timeline, sink).map_err(wrong)?;
     let mut kept = facts.clone();
     kept.tables.clear();
     set_device(&mut kept, timeline);
@@ -181,7 +182,7 @@ fn into(
         );
         sink.warn(BATCHED_PASSES, message);
     }
-    let mut writer = Rewrite { steps: &steps, next: 0, by_step, sink };
+    let mut writer = Rewrite { steps: &steps, next: 0, by_step, timeline, sink };
     step_routes::for_each(trace, facts.router_weights, |step, routes| writer.up_to(step, routes))?;
     writer.rest()?;
     for request in requests {
@@ -210,12 +211,18 @@ const ABOUT_PROFILES: [&str; 9] = [
 #[derive(Default)]
 struct Times {
     device_ns: Option<i64>,
-    kernels: Vec<KernelEvent>,
+    kernels: Vec<Placed>,
 }
 
 /// Finds the steps of each pass: by the engine's number of the pass where both have it, else one after the other. Gives the
 /// times by index of the step, and how many passes are of several steps.
-fn tie(steps: &Steps, requests: &[RequestEvent], found: Passes, sink: &mut Sink) -> Result<(BTreeMap<usize, Times>, usize), String> {
+fn tie(
+    steps: &Steps,
+    requests: &[RequestEvent],
+    found: Passes,
+    timeline: &Timeline,
+    sink: &mut Sink,
+) -> Result<(BTreeMap<usize, Times>, usize), String> {
     if found.passes.is_empty() {
         return Err("no range names a forward pass: nothing ties its kernels to steps; record with the engine's step annotations".into());
     }
@@ -244,7 +251,7 @@ fn tie(steps: &Steps, requests: &[RequestEvent], found: Passes, sink: &mut Sink)
             continue;
         }
         shared += usize::from(of_pass.len() > 1);
-        let device_ns = pass.device_ns();
+        let device_ns = pass.device_ns(timeline);
         for &i in &of_pass {
             by_step.entry(i).or_default().device_ns = device_ns;
         }
@@ -302,6 +309,7 @@ struct Rewrite<'a> {
     steps: &'a Steps,
     next: usize,
     by_step: BTreeMap<usize, Times>,
+    timeline: &'a Timeline,
     sink: &'a mut Sink,
 }
 
@@ -327,6 +335,7 @@ impl Rewrite<'_> {
         let times = self.by_step.remove(&i).unwrap_or_default();
         let Some(event) = s.event(i) else { return Ok(()) };
         let id = self.sink.step_with_id(StepEvent { device_ns: times.device_ns, routes, ..event })?;
-        if times.kernels.is_empty() { Ok(()) } else { self.sink.kernels(id, times.kernels) }
+        let kernels: Vec<KernelEvent> = times.kernels.iter().filter_map(|k| k.kernel(self.timeline)).collect();
+        if kernels.is_empty() { Ok(()) } else { self.sink.kernels(id, kernels) }
     }
 }

@@ -10,23 +10,76 @@ use crate::trace::{Component, KernelEvent, Module};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
+/// A kernel's place; the rest of it stays in the timeline until it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// Number of the kernel, or of the whole graph.
+    event: u32,
+    whole_graph: bool,
+    /// Its layer, when it is known.
+    pub layer: Option<u16>,
+    /// Whose pass it is part of.
+    pub module: Module,
+    /// What it is for.
+    pub component: Component,
+    /// Whether it is a layer's choice of experts.
+    choice: bool,
+}
+
+impl Placed {
+    /// The kernel in the timeline.
+    pub fn event<'a>(&self, timeline: &'a Timeline) -> Option<&'a DeviceEvent> {
+        let events = if self.whole_graph { &timeline.graphs } else { &timeline.kernels };
+        events.get(self.event as usize)
+    }
+
+    /// Begin and number, by which the kernels of a pass are ordered.
+    fn order(&self, timeline: &Timeline) -> (i64, u64) {
+        self.event(timeline).map_or((i64::MAX, 0), |e| (e.begin, e.graph_node.unwrap_or(0)))
+    }
+
+    /// The kernel as it is written.
+    pub fn kernel(&self, timeline: &Timeline) -> Option<KernelEvent> {
+        let event = self.event(timeline)?;
+        Some(KernelEvent {
+            layer: self.layer,
+            module: self.module,
+            component: self.component,
+            name: if self.whole_graph { Cow::Borrowed("graph") } else { Cow::Owned(timeline.name(event.name).to_owned()) },
+            stream: event.stream,
+            begin_ns: event.begin,
+            end_ns: event.end.max(event.begin),
+            correlation_id: event.correlation,
+            graph_node_id: event.graph_node,
+            grid: event.grid,
+            block: event.block,
+            registers: event.registers,
+            shared_bytes: event.shared,
+        })
+    }
+}
+
 /// A forward pass and its kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pass {
     /// What its range says; `None` for the kernels in no range.
     pub step: Option<Step>,
-    /// Begin of the range on the host, ns.
-    pub begin: i64,
     /// Its kernels, in order of time.
-    pub kernels: Vec<KernelEvent>,
+    pub kernels: Vec<Placed>,
 }
 
 impl Pass {
     /// From the begin of the first kernel to the end of the last, ns; `None` without kernels.
-    pub fn device_ns(&self) -> Option<i64> {
-        let begin = self.kernels.iter().map(|k| k.begin_ns).min()?;
-        let end = self.kernels.iter().map(|k| k.end_ns).max()?;
+    pub fn device_ns(&self, timeline: &Timeline) -> Option<i64> {
+        let events = || self.kernels.iter().filter_map(|k| k.event(timeline));
+        let begin = events().map(|e| e.begin).min()?;
+        let end = events().map(|e| e.end.max(e.begin)).max()?;
         end.checked_sub(begin)
+    }
+
+    /// Its kernels as they are written.
+    pub fn events(&self, timeline: &Timeline) -> Vec<KernelEvent> {
+        self.kernels.iter().filter_map(|k| k.kernel(timeline)).collect()
     }
 }
 
@@ -35,8 +88,8 @@ impl Pass {
 pub struct Passes {
     /// Passes of the target, in order of time; those of the drafter are in the next one.
     pub passes: Vec<Pass>,
-    /// Kernels in no pass, and their time, ns.
-    pub loose: Vec<KernelEvent>,
+    /// Kernels in no pass.
+    pub loose: Vec<Placed>,
     /// Kernels of other devices, which are not in it.
     pub other_devices: u64,
     /// Passes in which no layer could be told.
@@ -81,12 +134,12 @@ pub fn passes(timeline: &Timeline, device: Option<u32>, routed: &[u16]) -> Passe
     let is_module = |name: NameId| names.module(name).is_some();
     let is_draft = |name: NameId| names.drafts.get(name as usize).copied().unwrap_or(false);
     let mut found = Passes::default();
-    let mut of_spans: BTreeMap<u32, Vec<(KernelEvent, bool)>> = BTreeMap::new();
+    let mut of_spans: BTreeMap<u32, Vec<Placed>> = BTreeMap::new();
     let twins = Twins::of(timeline, &names);
     let chosen = place(timeline, device);
     for (events, whole_graphs) in [(&timeline.kernels, false), (&timeline.graphs, true)] {
         let owners = timeline.owners(events, [&is_step, &is_module, &is_draft]);
-        for (event, [step, module, draft]) in events.iter().zip(owners) {
+        for (number, (event, [step, module, draft])) in events.iter().zip(owners).enumerate() {
             if Some((event.device, event.process)) != chosen {
                 found.other_devices += 1;
                 continue;
@@ -95,16 +148,27 @@ pub fn passes(timeline: &Timeline, device: Option<u32>, routed: &[u16]) -> Passe
             let step = step.map(|i| twins.on_host(timeline, i));
             let drafting =
                 draft.is_some() || step.and_then(|i| timeline.span(i)).and_then(|s| names.step(s.name)).is_some_and(|s| s.phase.is_none());
-            let choice = !whole_graphs && names.choices.get(event.name as usize).copied().unwrap_or(false);
-            let kernel = kernel(timeline, &names, event, module, drafting, whole_graphs);
+            let by_name = names.components.get(event.name as usize).copied().unwrap_or(Component::Other);
+            let placed = Placed {
+                event: number as u32,
+                whole_graph: whole_graphs,
+                layer: module.map(|(layer, _)| layer).filter(|_| !drafting),
+                module: if drafting { Module::Draft } else { Module::Target },
+                component: match (drafting, by_name) {
+                    (true, _) => Component::Draft,
+                    (false, Component::Other) => module.map_or(Component::Other, |(_, part)| part),
+                    (false, known) => known,
+                },
+                choice: !whole_graphs && names.choices.get(event.name as usize).copied().unwrap_or(false),
+            };
             match step {
-                Some(span) => of_spans.entry(span).or_default().push((kernel, choice)),
-                None => found.loose.push(kernel),
+                Some(span) => of_spans.entry(span).or_default().push(placed),
+                None => found.loose.push(placed),
             }
         }
     }
     collect(timeline, &names, of_spans, routed, &mut found);
-    found.loose.sort_by_key(|k| k.begin_ns);
+    found.loose.sort_by_key(|k| k.order(timeline));
     found
 }
 
@@ -112,37 +176,6 @@ pub fn passes(timeline: &Timeline, device: Option<u32>, routed: &[u16]) -> Passe
 fn place(timeline: &Timeline, device: Option<u32>) -> Option<(u32, u64)> {
     let events = timeline.kernels.iter().chain(&timeline.graphs);
     events.filter(|e| device.is_none_or(|d| d == e.device)).map(|e| (e.device, e.process)).min()
-}
-
-fn kernel(
-    timeline: &Timeline,
-    names: &Names,
-    event: &DeviceEvent,
-    module: Option<(u16, Component)>,
-    drafting: bool,
-    graph: bool,
-) -> KernelEvent {
-    let by_name = names.components.get(event.name as usize).copied().unwrap_or(Component::Other);
-    let component = match (drafting, by_name) {
-        (true, _) => Component::Draft,
-        (false, Component::Other) => module.map_or(Component::Other, |(_, part)| part),
-        (false, known) => known,
-    };
-    KernelEvent {
-        layer: module.map(|(layer, _)| layer).filter(|_| !drafting),
-        module: if drafting { Module::Draft } else { Module::Target },
-        component,
-        name: if graph { Cow::Borrowed("graph") } else { Cow::Owned(timeline.name(event.name).to_owned()) },
-        stream: event.stream,
-        begin_ns: event.begin,
-        end_ns: event.end.max(event.begin),
-        correlation_id: event.correlation,
-        graph_node_id: event.graph_node,
-        grid: event.grid,
-        block: event.block,
-        registers: event.registers,
-        shared_bytes: event.shared,
-    }
 }
 
 /// Ranges on streams are those on threads, drawn once more: the last one of the name that began before.
@@ -175,7 +208,7 @@ impl Twins {
 
 /// Puts the kernels of each range into its pass; those of drafts into the target's next one, those of `DRAFT_EXTEND` into the one
 /// before.
-fn collect(timeline: &Timeline, names: &Names, mut of_spans: BTreeMap<u32, Vec<(KernelEvent, bool)>>, routed: &[u16], found: &mut Passes) {
+fn collect(timeline: &Timeline, names: &Names, mut of_spans: BTreeMap<u32, Vec<Placed>>, routed: &[u16], found: &mut Passes) {
     // Passes without kernels are there, too; of ranks that do the same, one thread's.
     let mut ranges: Vec<(u32, Span)> = timeline.spans.iter().enumerate().map(|(i, s)| (i as u32, *s)).collect();
     let beyond: Vec<(u32, Span)> =
@@ -187,40 +220,40 @@ fn collect(timeline: &Timeline, names: &Names, mut of_spans: BTreeMap<u32, Vec<(
     }
     ranges.extend(beyond);
     ranges.sort_by_key(|(_, s)| (s.begin, std::cmp::Reverse(s.end)));
-    let mut drafts: Vec<(KernelEvent, bool)> = Vec::new();
+    let mut drafts: Vec<Placed> = Vec::new();
     for (number, span) in ranges {
         let Some(step) = names.step(span.name) else { continue };
         let kernels = of_spans.remove(&number).unwrap_or_default();
         if step.phase.is_none() {
             match found.passes.last_mut().filter(|_| step.follows) {
-                Some(last) => last.kernels.extend(kernels.into_iter().map(|(k, _)| k)),
+                Some(last) => last.kernels.extend(kernels),
                 None => drafts.extend(kernels),
             }
             continue;
         }
         let mut all = std::mem::take(&mut drafts);
         all.extend(kernels);
-        all.sort_by_key(|(k, _)| (k.begin_ns, k.graph_node_id));
+        all.sort_by_key(|k| k.order(timeline));
         found.without_layers += u64::from(!number_layers(&mut all, routed));
-        found.passes.push(Pass { step: Some(step), begin: span.begin, kernels: all.into_iter().map(|(k, _)| k).collect() });
+        found.passes.push(Pass { step: Some(step), kernels: all });
     }
     // What was drafted for a pass that is not in the profile any more.
-    found.loose.extend(drafts.into_iter().map(|(k, _)| k));
+    found.loose.extend(drafts);
 }
 
 /// Numbers the layers of routing and experts by the choices of a pass; gives whether any layer is known.
-fn number_layers(kernels: &mut [(KernelEvent, bool)], routed: &[u16]) -> bool {
-    if kernels.iter().any(|(k, _)| k.layer.is_some()) {
+fn number_layers(kernels: &mut [Placed], routed: &[u16]) -> bool {
+    if kernels.iter().any(|k| k.layer.is_some()) {
         return true;
     }
-    let choices = kernels.iter().filter(|(k, choice)| *choice && k.module == Module::Target).count();
+    let choices = kernels.iter().filter(|k| k.choice && k.module == Module::Target).count();
     if choices == 0 || choices != routed.len() {
         return false;
     }
     let mut layers = routed.iter().copied();
     let mut layer = None;
-    for (kernel, choice) in kernels.iter_mut().filter(|(k, _)| k.module == Module::Target) {
-        if *choice {
+    for kernel in kernels.iter_mut().filter(|k| k.module == Module::Target) {
+        if kernel.choice {
             layer = layers.next();
         }
         if matches!(kernel.component, Component::Router | Component::Experts) {
@@ -278,7 +311,7 @@ mod tests {
             (verify.kernels[0].module, verify.kernels[0].component, verify.kernels[0].layer),
             (Module::Draft, Component::Draft, None)
         );
-        assert_eq!(verify.device_ns(), Some(2550 - 1100));
+        assert_eq!(verify.device_ns(&timeline()), Some(2550 - 1100));
         let layers: Vec<_> = verify.kernels[1..].iter().map(|k| (k.component, k.layer)).collect();
         let want = [
             (Component::Router, Some(1)),

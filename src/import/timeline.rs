@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 /// More kernels, launches or ranges than this are too many for one import.
-pub const MAX_EVENTS: usize = 4 << 20;
+pub const MAX_EVENTS: usize = 2 << 20;
 /// Text of all names together.
 const MAX_TEXT: usize = 64 << 20;
 /// So many ranges around a launch are looked at; real ones nest a dozen deep.

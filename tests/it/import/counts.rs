@@ -5,7 +5,7 @@ use specprof::trace::manifest::{IdSpace, WindowCompleteness};
 
 /// A safetensors file of these tensors: name, type, shape, bytes.
 fn safetensors(tensors: &[(&str, &str, &[usize], Vec<u8>)]) -> Vec<u8> {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
     for (name, dtype, shape, bytes) in tensors {
         let at = [data.len(), data.len() + bytes.len()];
         header.insert((*name).to_owned(), serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": at }));
