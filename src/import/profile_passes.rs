@@ -215,9 +215,9 @@ fn collect(timeline: &Timeline, names: &Names, mut of_spans: BTreeMap<u32, Vec<P
         of_spans.keys().filter(|&&i| i as usize >= ranges.len()).filter_map(|&i| Some((i, *timeline.span(i)?))).collect();
     ranges.retain(|(_, s)| names.step(s.name).is_some());
     let threads: Vec<u64> = of_spans.keys().filter_map(|&i| timeline.span(i)).map(|s| s.thread).collect();
-    if let Some(&thread) = threads.first() {
-        ranges.retain(|(i, s)| s.thread == thread || of_spans.contains_key(i));
-    }
+    // Without a kernel in any of them they are of another device's process.
+    let thread = threads.first().copied();
+    ranges.retain(|(i, s)| Some(s.thread) == thread || of_spans.contains_key(i));
     ranges.extend(beyond);
     ranges.sort_by_key(|(_, s)| (s.begin, std::cmp::Reverse(s.end)));
     let mut drafts: Vec<Placed> = Vec::new();

@@ -1,7 +1,7 @@
 //! TensorRT-LLM's expert statistics: counts by iteration and layer, or the chosen experts themselves (`*_raw`).
 //!
-//! A directory with `meta_info.json` and `rankR.safetensors`, keys `ITERATION_LAYER`. Counts are sums over all ranks, so one
-//! rank's file is enough; raw files hold the rows of their own rank. Writer: `tensorrt_llm/_torch/expert_statistic.py`.
+//! A directory with `meta_info.json` and `rankR.safetensors`, keys `ITERATION_LAYER`. Each rank counts its own rows: counts are summed
+//! over ranks, unless two ranks have the very same, as those that share all rows do. Writer: `tensorrt_llm/_torch/expert_statistic.py`.
 
 use super::events::{self, Source};
 use super::npy::Dtype;
@@ -11,7 +11,8 @@ use super::{Head, ImportError, Importer, Options, Sink};
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use crate::trace::{FinishReason, Phase, StepRoutes};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -53,8 +54,7 @@ impl Importer for TrtLlm {
         }
         let [first, ..] = files.as_slice() else { return Ok(()) };
         let meta = Meta::beside(first)?;
-        let mut raw = 0;
-        let mut counted = None;
+        let mut counted = BTreeSet::new();
         for path in &files {
             let file = TensorFile::open(path).map_err(|e| ImportError::input(path, e))?;
             let keys = keys(path, &file)?;
@@ -71,10 +71,9 @@ impl Importer for TrtLlm {
             } else {
                 add_routes(path, file, &keys, &meta, options, sink)?
             }
-            raw += usize::from(!counts);
         }
-        if raw == 0 && counted.is_none() {
-            return Err(ImportError::empty(first, "no counts in it"));
+        if !sink.has_begun() {
+            return Err(ImportError::empty(first, "all counts are 0: nothing was recorded"));
         }
         Ok(())
     }
@@ -138,51 +137,48 @@ fn keys(path: &Path, file: &TensorFile) -> Result<BTreeMap<(u64, u16), Entry>, I
     Ok(found)
 }
 
-/// Every rank's file has the sums over all of them: the first is taken, the others must not differ.
+/// Adds one rank's counts. Ranks that share their rows have the same counts, which are of one run.
 fn add_counts(
     path: &Path,
     mut file: TensorFile,
     keys: BTreeMap<(u64, u16), Entry>,
     meta: &Meta,
-    counted: &mut Option<BTreeMap<u16, Vec<u64>>>,
+    counted: &mut BTreeSet<[u8; 32]>,
     options: &Options,
     sink: &mut Sink,
 ) -> Result<(), ImportError> {
     let wrong = |reason: String| ImportError::input(path, reason);
-    let mut sums: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
+    let (mut sums, mut hash): (BTreeMap<u16, Vec<u64>>, Sha256) = (BTreeMap::new(), Sha256::new());
+    let mut experts = meta.num_experts.or(options.known_experts()).map(usize::from);
     for ((iteration, layer), entry) in keys {
         let in_tensor = |reason: String| wrong(format!("tensor {iteration}_{layer}: {reason}"));
         let numbers = file.unsigned(&entry).map_err(in_tensor)?;
-        let expected = meta.num_experts.or(options.known_experts()).map_or(numbers.len(), usize::from);
+        let expected = *experts.get_or_insert(numbers.len());
         if numbers.len() != expected || numbers.len() > crate::trace::expert_set::MAX_EXPERTS {
             return Err(in_tensor(format!("{} counts for {expected} experts", numbers.len())));
         }
+        hash.update(iteration.to_le_bytes());
+        hash.update(layer.to_le_bytes());
+        numbers.iter().for_each(|n| hash.update(n.to_le_bytes()));
         let sum = sums.entry(layer).or_insert_with(|| vec![0; numbers.len()]);
-        if sum.len() != numbers.len() {
-            return Err(in_tensor(format!("{} counts, other iterations have {}", numbers.len(), sum.len())));
-        }
         sum.iter_mut().zip(&numbers).for_each(|(sum, n)| *sum = sum.saturating_add(*n));
     }
-    match counted {
-        Some(before) if *before != sums => {
-            Err(wrong("its counts differ from another rank's, although each has the sums over all ranks".into()))
+    if !counted.insert(hash.finalize().into()) {
+        sink.warn("ranks_alike", "ranks with the very same counts share their rows: they are counted once");
+        return Ok(());
+    }
+    if sums.values().flatten().all(|&n| n == 0) {
+        sink.warn("ranks_empty", format!("{}: all counts are 0", super::recorder::name_of(path)));
+    } else {
+        sink.begin_counts(path, "tensorrt-llm", options.known_k().or(meta.num_experts_per_token))?;
+        if let Some(facts) = sink.facts_mut() {
+            facts.id_space = IdSpace::Logical;
         }
-        Some(_) => Ok(()),
-        None => {
-            if sums.values().flatten().all(|&n| n == 0) {
-                return Err(ImportError::empty(path, "all counts are 0: nothing was recorded"));
-            }
-            sink.begin_counts(path, "tensorrt-llm", options.known_k().or(meta.num_experts_per_token))?;
-            if let Some(facts) = sink.facts_mut() {
-                facts.id_space = IdSpace::Logical;
-            }
-            for (&layer, counts) in &sums {
-                sink.counts(layer, counts);
-            }
-            *counted = Some(sums);
-            Ok(())
+        for (layer, numbers) in &sums {
+            sink.counts(*layer, numbers);
         }
     }
+    Ok(())
 }
 
 /// One rank's chosen experts: a step an iteration. Which requests the rows are of nobody recorded.

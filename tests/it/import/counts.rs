@@ -37,22 +37,31 @@ fn read_safetensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<i64>)> {
 }
 
 #[test]
-fn tensorrt_llms_counts_are_sums_over_ranks_already() {
+fn tensorrt_llms_counts_are_summed_over_ranks() {
     let file = data("trtllm/expert_statistic/rank0.safetensors");
+    let other = data("trtllm/expert_statistic/rank1.safetensors");
     let mut want: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
-    for (name, (_, numbers)) in read_safetensors(&file) {
-        let layer = name.split_once('_').unwrap().1.parse().unwrap();
-        let sums = want.entry(layer).or_insert_with(|| vec![0; numbers.len()]);
-        sums.iter_mut().zip(numbers).for_each(|(sum, n)| *sum += n as u64);
-    }
+    let mut add = |file: &Path| {
+        for (name, (_, numbers)) in read_safetensors(file) {
+            let layer = name.split_once('_').unwrap().1.parse().unwrap();
+            let sums = want.entry(layer).or_insert_with(|| vec![0; numbers.len()]);
+            sums.iter_mut().zip(numbers).for_each(|(sum, n)| *sum += n as u64);
+        }
+        want.clone()
+    };
     let one = import(&[text(&file)]);
-    assert_eq!(one.manifest().expert_counts, Some(want.clone()));
+    assert_eq!(one.manifest().expert_counts, Some(add(&file)));
     let m = one.manifest();
     assert_eq!((m.model.experts, m.model.experts_per_token, m.id_space), (32, 4, IdSpace::Logical));
     assert_eq!(m.window_completeness, WindowCompleteness::Counts);
-    // The other rank's file holds the same sums: nothing is counted twice.
-    let two = import(&["trtllm", text(&file), text(&data("trtllm/expert_statistic/rank1.safetensors"))]);
-    assert_eq!(two.manifest().expert_counts, Some(want));
+    let both = add(&other);
+    assert_eq!(import(&["trtllm", text(&file), text(&other)]).manifest().expert_counts, Some(both));
+    // Ranks that share their rows have the same counts: they count once.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(&file, dir.path().join("rank5.safetensors")).unwrap();
+    let twice = import(&["trtllm", text(&file), text(&dir.path().join("rank5.safetensors"))]);
+    assert_eq!(twice.manifest().expert_counts, one.manifest().expert_counts);
+    twice.warning("ranks_alike");
     assert_eq!(one.report()["layers"].as_array().unwrap().len(), 5);
 }
 
@@ -95,8 +104,9 @@ fn statistics_that_contradict_are_refused() {
         dir.path().join(name)
     };
     let a = write("rank0.safetensors", &safetensors(&[("5_1", "I64", &[4], i64s(&[1, 2, 3, 4]))]));
-    let b = write("rank1.safetensors", &safetensors(&[("5_1", "I64", &[4], i64s(&[1, 2, 3, 5]))]));
-    assert!(refused(&["trtllm", text(&a), text(&b)]).contains("differ from another rank's"));
+    let uneven = [("5_1", "I64", &[4][..], i64s(&[1, 2, 3, 4])), ("5_2", "I64", &[2][..], i64s(&[1, 2]))];
+    let b = write("rank1.safetensors", &safetensors(&uneven));
+    assert!(refused(&["trtllm", text(&b)]).contains("tensor 5_2: 2 counts for 4 experts"));
     write("meta_info.json", br#"{"num_experts": 8, "num_experts_per_token": 2}"#);
     assert!(refused(&["trtllm", text(&a)]).contains("tensor 5_1: 4 counts for 8 experts"));
     std::fs::remove_file(dir.path().join("meta_info.json")).unwrap();

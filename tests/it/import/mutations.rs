@@ -5,7 +5,7 @@
 use super::hostile::mutate;
 use super::pt::archive;
 use super::*;
-use rand::SeedableRng;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use specprof::import::{self as library, Importer, LayerAxis, Options, find, sniff, zip::Archive};
 use std::io::Cursor;
@@ -56,21 +56,15 @@ fn recorder() -> &'static dyn Importer {
     find("sglang")[1]
 }
 
-/// Mutates one member of an archive.
-fn repacked(bytes: &[u8], rng: &mut ChaCha8Rng, member: fn(&str) -> bool) -> Vec<u8> {
+/// Mutates one of the members of an archive that `wanted` names.
+fn repacked(bytes: &[u8], rng: &mut ChaCha8Rng, wanted: fn(&str) -> bool) -> Vec<u8> {
     let mut file = Archive::open(Cursor::new(bytes)).unwrap();
     let names: Vec<String> = file.members().iter().map(|m| m.name.clone()).collect();
-    let members: Vec<(String, Vec<u8>)> = names
-        .into_iter()
-        .enumerate()
-        .map(|(i, name)| {
-            let mut content = file.read(i, 1 << 24).unwrap();
-            if member(&name) {
-                mutate(&mut content, rng);
-            }
-            (name, content)
-        })
-        .collect();
+    let mut members: Vec<(String, Vec<u8>)> =
+        names.into_iter().enumerate().map(|(i, name)| (name, file.read(i, 1 << 24).unwrap())).collect();
+    let of_kind: Vec<usize> = (0..members.len()).filter(|&i| wanted(&members[i].0)).collect();
+    let chosen = of_kind[rng.next_u32() as usize % of_kind.len()];
+    mutate(&mut members[chosen].1, rng);
     archive(&members)
 }
 
