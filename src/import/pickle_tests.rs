@@ -1,4 +1,5 @@
 use super::*;
+use crate::import::pickle_machine::{MAX_NODES, MAX_VALUES};
 
 fn parse(bytes: &[u8]) -> Result<Pickle, String> {
     Pickle::parse(bytes.to_vec())

@@ -69,7 +69,7 @@ fn report(found: &Passes, timeline: &Timeline, sink: &mut Sink) {
     if found.without_layers > 0 && timeline.graphs.is_empty() {
         let message = format!(
             "in {} of {} passes nothing tells which layer a kernel is of: no module ranges around launches, and not as many choices of experts \
-             as routed layers",
+             as the model has routed layers (--model-config says which it has)",
             found.without_layers,
             found.passes.len()
         );
@@ -297,8 +297,14 @@ fn in_order(steps: &Steps, found: &Passes) -> Result<(), String> {
              with numbered passes (SGLang's detailed annotations)"
         ));
     }
-    let differs = found.passes.iter().zip(&steps.phase).position(|(pass, phase)| pass.step.and_then(|s| s.phase) != Some(*phase));
-    match differs {
+    if found.passes.iter().any(|pass| pass.step.and_then(|s| s.requests).is_some_and(|n| n > 1)) {
+        return Err("passes of several requests without numbers: which steps they are of nobody says; record with numbered passes".into());
+    }
+    let same = |(pass, (phase, rows)): (&Pass, (&Phase, &u16))| {
+        let Some(step) = pass.step else { return false };
+        step.phase == Some(*phase) && step.rows.is_none_or(|n| n == u32::from(*rows))
+    };
+    match found.passes.iter().zip(steps.phase.iter().zip(&steps.rows)).position(|pair| !same(pair)) {
         Some(i) => Err(format!("pass {i} of the profile and step {i} of the trace do different things: they are not of the same run")),
         None => Ok(()),
     }

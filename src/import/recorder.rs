@@ -4,7 +4,8 @@
 //! `per_pass`, `stat` and `stat_approx` have counts by expert. Layout of 0.5.23, `srt/eplb/expert_distribution.py`.
 
 use super::pickle::{Tensor, Value};
-use super::recorder_passes::{Pass, Passes};
+use super::recorder_pass::Pass;
+use super::recorder_passes::Passes;
 use super::torch::{self, TorchFile};
 use super::{Head, ImportError, Importer, LayerAxis, Options, Sink};
 use crate::trace::manifest::IdSpace;

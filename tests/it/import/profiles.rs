@@ -287,4 +287,12 @@ fn passes_without_numbers_are_tied_in_order() {
     let again = Trace::open(&t.path).unwrap();
     assert_eq!(again.kernels().unwrap(), first);
     assert!(again.manifest().warnings.iter().all(|w| w.code != "batched_passes"));
+    // As many passes, but with other rows, or of several requests: another run's.
+    for (name, why) in
+        [("execute_context_0(0)_generation_1(3)", "do different things"), ("execute_context_0(0)_generation_2(8)", "several requests")]
+    {
+        let other = renamed(&plain.replace("execute_context_0(0)_generation_1(4)", name));
+        let out = specprof().args(["import", "nsys", text(&other), "--into", text(&t.path), "--force"]).assert().code(2);
+        assert!(String::from_utf8_lossy(&out.get_output().stderr).contains(why));
+    }
 }
