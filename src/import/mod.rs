@@ -7,6 +7,7 @@
 pub mod acceptance;
 mod annotation;
 mod arrays;
+mod count_matrix;
 mod error;
 pub mod events;
 mod follow;

@@ -35,6 +35,9 @@ impl Importer for Nsys {
                 .iter()
                 .any(|table| head.path.join(format!("{table}.parquet")).is_file());
         }
+        if is_report(&head.path) {
+            return true;
+        }
         // An interrupted export has a header of zeros.
         head.starts_with(b"SQLite format 3\0") || head.extension() == "sqlite" && head.bytes.iter().take(100).all(|&b| b == 0)
     }
@@ -43,6 +46,11 @@ impl Importer for Nsys {
         let mut timeline = Timeline::default();
         for path in inputs {
             let wrong = |reason: String| ImportError::input(path, reason);
+            if is_report(path) {
+                return Err(wrong(
+                    "a report of Nsight Systems itself, which only its exporter reads: nsys export --type=sqlite FILE".into(),
+                ));
+            }
             if Head::read(path).is_ok_and(|h| !h.directory && !h.starts_with(b"SQLite format 3\0")) {
                 return Err(wrong(
                     "not a SQLite database, or what an interrupted export left behind; run nsys export --type=sqlite again".into(),
@@ -53,6 +61,11 @@ impl Importer for Nsys {
         }
         profile_import::import(inputs, "nsys", timeline, options, sink)
     }
+}
+
+/// Whether a file is called as the profiler's own reports are.
+fn is_report(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "nsys-rep" || e == "qdrep")
 }
 
 struct Reading<'a> {

@@ -3,6 +3,7 @@
 //! `per_token` has all rows of each pass, those of rejected drafts included: the one engine output with whole verify windows.
 //! `per_pass`, `stat` and `stat_approx` have counts by expert. Layout of 0.5.23, `srt/eplb/expert_distribution.py`.
 
+use super::count_matrix::{CountMatrix, Origin};
 use super::pickle::{Tensor, Value};
 use super::recorder_pass::Pass;
 use super::recorder_passes::Passes;
@@ -51,6 +52,9 @@ pub fn is_torch(head: &Head) -> bool {
     let name = head.bytes.get(30..head.bytes.len().min(2048)).unwrap_or_default();
     head.starts_with(b"PK\x03\x04") && name.windows(8).any(|w| w == b"data.pkl")
 }
+
+/// Counts of the recorder's own: its axis counts all hidden layers.
+const LOGICAL: Origin = Origin { engine: "sglang", layers: LayerAxis::All, id_space: IdSpace::Logical };
 
 /// What other ranks have recorded: the same passes on every one of them are one run.
 #[derive(Default)]
@@ -154,6 +158,23 @@ impl Placement {
         }
     }
 
+    /// Adds up the slots of each expert, when that was asked for.
+    fn sum_up(&self, matrix: &mut CountMatrix) {
+        let Some(experts) = self.experts().map(usize::from).filter(|_| self.mapped) else { return };
+        let mut sums = vec![0u64; matrix.layers * experts];
+        for (layer, row) in matrix.counts.chunks(matrix.experts.max(1)).enumerate() {
+            let mut ids: Vec<i32> = (0..row.len()).map(|slot| i32::try_from(slot).unwrap_or(i32::MAX)).collect();
+            self.map(layer, &mut ids);
+            for (id, n) in ids.iter().zip(row) {
+                let at = usize::try_from(*id).ok().filter(|&id| id < experts).map(|id| layer * experts + id);
+                if let Some(sum) = at.and_then(|at| sums.get_mut(at)) {
+                    *sum = sum.saturating_add(*n);
+                }
+            }
+        }
+        (matrix.experts, matrix.counts) = (experts, sums);
+    }
+
     /// Says what the ids are.
     fn report(&self, sink: &mut Sink) {
         if self.mapped {
@@ -195,31 +216,37 @@ fn passes(
     options: &Options,
     sink: &mut Sink,
 ) -> Result<(), ImportError> {
-    let mut sums = Sums::default();
+    let mut sums = CountMatrix::default();
     for (number, &record) in records.iter().enumerate() {
         let tensor = file.pickle().get(record, "global_physical_count").and_then(|v| file.pickle().tensor(v)).cloned();
         let tensor =
             tensor.ok_or_else(|| file.wrong(format!("record {number} has neither topk_ids_of_layer nor global_physical_count")))?;
-        sums.add(file, &tensor).map_err(|e| file.wrong(format!("record {number}, global_physical_count: {e}")))?;
+        add(&mut sums, file, &tensor).map_err(|e| file.wrong(format!("record {number}, global_physical_count: {e}")))?;
     }
-    sums.map(map);
+    map.sum_up(&mut sums);
     map.report(sink);
-    sums.finish(path, map.id_space(), options, sink)
+    sums.finish(path, &Origin { id_space: map.id_space(), ..LOGICAL }, options, sink)
 }
 
 /// `stat`: `[buffer, layers, experts]`, or `[layers, experts]` of a placement. The buffer is a ring: its order is no time.
 fn stat(path: &Path, file: &mut TorchFile, counts: Value, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
     let tensor = file.pickle().tensor(counts).cloned().ok_or_else(|| file.wrong("logical_count is not a tensor"))?;
-    let mut sums = Sums::default();
+    let mut sums = CountMatrix::default();
     let parts: Vec<Tensor> = match tensor.shape.as_slice() {
         [_, _] => vec![tensor],
         [n, _, _] => (0..*n).filter_map(|i| torch::slice(&tensor, i)).collect(),
         other => return Err(file.wrong(format!("logical_count has the shape {other:?}, not passes x layers x experts"))),
     };
     for part in &parts {
-        sums.add(file, part).map_err(|e| file.wrong(format!("logical_count: {e}")))?;
+        add(&mut sums, file, part).map_err(|e| file.wrong(format!("logical_count: {e}")))?;
     }
-    sums.finish(path, IdSpace::Logical, options, sink)
+    sums.finish(path, &LOGICAL, options, sink)
+}
+
+/// Adds a tensor's counts.
+fn add(sums: &mut CountMatrix, file: &mut TorchFile, tensor: &Tensor) -> Result<(), String> {
+    let numbers = file.read(tensor)?;
+    sums.add(&numbers.shape, &numbers.counts()?)
 }
 
 /// `--init-expert-location`: counts or a placement as JSON.
@@ -236,82 +263,10 @@ fn placement(path: &Path, options: &Options, sink: &mut Sink) -> Result<(), Impo
         if rows.iter().any(|row| row.len() != experts) {
             return Err(ImportError::input(path, "logical_count: its rows have different lengths"));
         }
-        Sums { layers: rows.len(), experts, counts: rows.concat() }.finish(path, IdSpace::Logical, options, sink)
+        CountMatrix { layers: rows.len(), experts, counts: rows.concat() }.finish(path, &LOGICAL, options, sink)
     })?;
     let what = "no counts: a placement says where experts are, not how often they are chosen";
     if found { Ok(()) } else { Err(ImportError::empty(path, what)) }
-}
-
-/// Sums of counts, `[layers, experts]`.
-#[derive(Default)]
-struct Sums {
-    layers: usize,
-    experts: usize,
-    counts: Vec<u64>,
-}
-
-impl Sums {
-    fn add(&mut self, file: &mut TorchFile, tensor: &Tensor) -> Result<(), String> {
-        let numbers = file.read(tensor)?;
-        let [layers, experts] = *numbers.shape.as_slice() else {
-            return Err(format!("the shape {:?}, not layers x experts", numbers.shape));
-        };
-        if self.counts.is_empty() {
-            (self.layers, self.experts, self.counts) = (layers, experts, vec![0; layers.saturating_mul(experts)]);
-        }
-        if (layers, experts) != (self.layers, self.experts) {
-            return Err(format!("{layers} layers of {experts} experts, others have {} of {}", self.layers, self.experts));
-        }
-        for (sum, n) in self.counts.iter_mut().zip(numbers.counts()?) {
-            *sum = sum.saturating_add(n);
-        }
-        Ok(())
-    }
-
-    /// Adds up the slots of each expert, when that was asked for.
-    fn map(&mut self, placement: &Placement) {
-        let Some(experts) = placement.experts().map(usize::from).filter(|_| placement.mapped) else { return };
-        let mut sums = vec![0u64; self.layers * experts];
-        for (layer, row) in self.counts.chunks(self.experts.max(1)).enumerate() {
-            let mut ids: Vec<i32> = (0..row.len()).map(|slot| i32::try_from(slot).unwrap_or(i32::MAX)).collect();
-            placement.map(layer, &mut ids);
-            for (id, n) in ids.iter().zip(row) {
-                let at = usize::try_from(*id).ok().filter(|&id| id < experts).map(|id| layer * experts + id);
-                if let Some(sum) = at.and_then(|at| sums.get_mut(at)) {
-                    *sum = sum.saturating_add(*n);
-                }
-            }
-        }
-        (self.experts, self.counts) = (experts, sums);
-    }
-
-    fn finish(self, path: &Path, id_space: IdSpace, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
-        let wrong = |reason: String| ImportError::input(path, reason);
-        if self.counts.iter().all(|&n| n == 0) {
-            return Err(ImportError::empty(path, "empty: all counts are 0, nothing was recorded"));
-        }
-        if self.experts > crate::trace::expert_set::MAX_EXPERTS {
-            return Err(wrong(format!("{} experts; at most {} are supported", self.experts, crate::trace::expert_set::MAX_EXPERTS)));
-        }
-        let layers: Vec<&[u64]> = self.counts.chunks(self.experts.max(1)).collect();
-        let dense = layers.iter().filter(|layer| layer.iter().all(|&n| n == 0)).count();
-        // The recorder's axis counts all hidden layers.
-        let axis = options.layer_axis(self.layers, &LayerAxis::All, dense > 0).map_err(wrong)?;
-        sink.begin_counts(path, "sglang", options.known_k())?;
-        if let Some(facts) = sink.facts_mut() {
-            facts.id_space = id_space;
-        }
-        if dense > 0 {
-            sink.warn(
-                "layers_not_routed",
-                format!("{} of {} layers have counts; the others are dense or were not recorded", self.layers - dense, self.layers),
-            );
-        }
-        for (number, layer) in axis.into_iter().zip(layers).filter(|(_, layer)| layer.iter().any(|&n| n > 0)) {
-            sink.counts(number, layer);
-        }
-        Ok(())
-    }
 }
 
 /// A file's name for a message.

@@ -1,5 +1,6 @@
 //! Routing that trainers keep with `torch.save`: batches of verl, rollouts of slime, plain tensors, counts by layer.
 
+use super::count_matrix::{CountMatrix, Origin};
 use super::events::Source;
 use super::pickle::{Tensor, Value};
 use super::profile::Profile;
@@ -197,23 +198,12 @@ fn request(path: &Path, file: &mut TorchFile, tensor: &Tensor, rows: &Rows, opti
 /// Counts `[layers, experts]`, as load balancers take them.
 fn counts(path: &Path, file: &mut TorchFile, tensor: &Tensor, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
     let numbers = file.read(tensor).map_err(|e| file.wrong(e))?;
-    let sums = numbers.counts().map_err(|e| file.wrong(format!("counts of experts by layer: {e}")))?;
-    let [layers, experts] = *numbers.shape.as_slice() else { return Err(file.wrong("counts have not two axes")) };
-    if options.known_experts().is_some_and(|e| usize::from(e) != experts) {
-        return Err(file.wrong(format!("{experts} counts a layer, --experts or the model's configuration says another number")));
+    let wrong = |e: String| file.wrong(format!("counts of experts by layer: {e}"));
+    let mut matrix = CountMatrix::default();
+    numbers.counts().and_then(|counts| matrix.add(&numbers.shape, &counts)).map_err(wrong)?;
+    if options.known_experts().is_some_and(|e| usize::from(e) != matrix.experts) {
+        let reason = format!("{} counts a layer, --experts or the model's configuration says another number", matrix.experts);
+        return Err(file.wrong(reason));
     }
-    if experts > crate::trace::expert_set::MAX_EXPERTS {
-        return Err(file.wrong(format!("{experts} experts; at most {} are supported", crate::trace::expert_set::MAX_EXPERTS)));
-    }
-    if sums.iter().all(|&n| n == 0) {
-        return Err(ImportError::empty(path, "all counts are 0: nothing was recorded"));
-    }
-    let of_layer: Vec<&[u64]> = sums.chunks(experts.max(1)).collect();
-    let dense = of_layer.iter().any(|layer| layer.iter().all(|&n| n == 0));
-    let axis = options.layer_axis(layers, &LayerAxis::Unsaid, dense).map_err(|e| file.wrong(e))?;
-    sink.begin_counts(path, "unknown", options.known_k())?;
-    for (number, layer) in axis.into_iter().zip(of_layer).filter(|(_, layer)| layer.iter().any(|&n| n > 0)) {
-        sink.counts(number, layer);
-    }
-    Ok(())
+    matrix.finish(path, &Origin { engine: "unknown", layers: LayerAxis::Unsaid, id_space: IdSpace::Unknown }, options, sink)
 }

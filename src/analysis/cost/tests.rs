@@ -5,6 +5,7 @@ use crate::analysis::steps::StepRow;
 use crate::analysis::tests::memory::{Memory, Route};
 use crate::metric::cost::{ContextBucket, TimeSource};
 use crate::metric::report::Report;
+use crate::trace::manifest::{BATCHED_PASSES, Warning};
 use crate::trace::{Component, Module, Phase};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -327,4 +328,32 @@ fn kept_rows_only_have_no_cost_per_expert() {
     let cost = report.layers[0].cost.as_ref().unwrap();
     assert!(cost.us_per_expert.is_none() && cost.unknown_because.as_ref().unwrap().contains("rejected rows"), "{cost:?}");
     assert!(report.cost.unwrap().verify_ratio.is_some(), "the steps' own times do not depend on it");
+}
+
+#[test]
+fn steps_that_a_profile_has_not_seen_are_not_compared() {
+    let mut trace = Planted::new(29, |union, _| 2_000.0 + 100.0 * union, 0.0).requests(3, &|_| 3, &|_| 0.5);
+    trace.manifest.device.kind = "cuda".into();
+    trace.manifest.host_times = false;
+    let mut seen = 0;
+    for (i, (time, step)) in trace.times.iter_mut().zip(&trace.steps).enumerate() {
+        (time.step_ns, time.target_ns) = (0, 0);
+        time.device_ns = (i % 3 != 0).then_some(if step.phase == Phase::Verify { 37_000 } else { 20_000 });
+        seen += u64::from(time.device_ns.is_some() && step.phase != Phase::Prefill);
+    }
+    let report = trace.report();
+    assert!(!code(&report, "no_step_times"));
+    let cost = report.cost.unwrap();
+    // Without host times a step is what it did on the device, drafting included.
+    assert_eq!((cost.source, cost.verify_ratio, cost.step_ratio), (Some(TimeSource::Device), Some(1.5), Some(1.85)));
+    assert_eq!(cost.contexts.iter().map(|c| c.verify_steps + c.decode_steps).sum::<u64>(), seen);
+}
+
+#[test]
+fn passes_of_several_requests_have_no_cost_per_expert() {
+    let mut trace = Planted::new(31, |union, _| 2_000.0 + 100.0 * union, 0.0).requests(3, &|_| 3, &|_| 0.5);
+    trace.manifest.warnings.push(Warning::new(BATCHED_PASSES, "several"));
+    let report = trace.report();
+    let cost = report.layers[0].cost.as_ref().unwrap();
+    assert!(cost.us_per_expert.is_none() && cost.unknown_because.as_ref().unwrap().contains("several requests"), "{cost:?}");
 }

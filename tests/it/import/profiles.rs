@@ -118,6 +118,9 @@ fn what_an_nsys_export_lacks_is_said_with_the_way_out() {
     let zeros = dir.path().join("x.sqlite");
     std::fs::write(&zeros, [0; 4096]).unwrap();
     assert!(refused(&[text(&zeros)]).contains("interrupted export"));
+    let report = dir.path().join("x.nsys-rep");
+    std::fs::write(&report, "anything").unwrap();
+    assert!(refused(&[text(&report)]).contains("nsys export --type=sqlite"));
     let other = dir.path().join("other.sqlite");
     Connection::open(&other).unwrap().execute_batch("CREATE TABLE t(a);").unwrap();
     assert!(refused(&[text(&other)]).contains("none of the tables"));
