@@ -73,6 +73,10 @@ impl ForwardTap for RouteTap {
         self.operations.push(KernelEvent::cpu(module, layer, component, begin_ns, end_ns));
     }
 
+    fn kernel(&mut self, kernel: KernelEvent) {
+        self.operations.push(kernel);
+    }
+
     fn routed(&mut self, module: Module, layer: usize, ids: &[u16], weights: &[f32]) {
         if !self.on {
             return;

@@ -2,7 +2,8 @@
 
 use crate::kernels::emulator;
 use assert_cmd::Command;
-use specprof::trace::{Trace, validate};
+use specprof::trace::{Component, Module, Trace, validate};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// How far a gate weight of one engine may be from the other's: sums in another order.
@@ -70,6 +71,38 @@ fn compare(name: &str, cpu: &Trace, cuda: &Trace) {
     }
 }
 
+/// Every step has its launches, each with what it works for; what is routed has a plan and an expert product in each routed layer.
+fn every_launch_is_labelled(name: &str, trace: &Trace) {
+    let (model, steps, kernels) = (&trace.manifest().model, trace.steps().unwrap(), trace.kernels().unwrap());
+    let mut seen = BTreeSet::new();
+    for (i, &id) in steps.step_id.iter().enumerate() {
+        let own: Vec<_> = kernels.iter().filter(|(step, _)| *step == id).map(|(_, kernel)| kernel).collect();
+        for kernel in own.iter().filter(|k| !k.name.starts_with("cpu.")) {
+            assert!(kernel.grid.is_some() && kernel.block.is_some() && kernel.shared_bytes.is_some(), "{name}: {kernel:?}");
+            assert!(kernel.component != Component::Other, "{name}: {kernel:?}");
+            let inside = !matches!(kernel.component, Component::Embedding | Component::Head | Component::Commit);
+            let last = kernel.component == Component::Norm && kernel.layer.is_none();
+            assert!(kernel.module == Module::Draft || last || kernel.layer.is_some() == inside, "{name}: {kernel:?}");
+            seen.insert(kernel.name.to_string());
+        }
+        // Passes of 16 rows.
+        let passes = usize::from(steps.rows[i]).div_ceil(16);
+        for layer in 0..model.layers {
+            let plans = own.iter().filter(|k| k.module == Module::Target && k.layer == Some(layer) && k.name == "moe_plan").count();
+            assert_eq!(plans, if model.moe_layers.contains(&layer) { passes } else { 0 }, "{name}: step {id}, layer {layer}");
+        }
+        let commits = own.iter().filter(|k| k.name == "kda_commit").count();
+        assert_eq!(commits, passes, "{name}: step {id}");
+        let target: Vec<_> = own.iter().filter(|k| k.module == Module::Target && !k.name.starts_with("cpu.")).collect();
+        assert!(target.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{name}: step {id}: kernels of one stream overlap");
+        assert!(
+            target[0].begin_ns >= steps.host_begin_ns[i] && target[target.len() - 1].end_ns <= steps.host_end_ns[i],
+            "{name}: step {id}"
+        );
+    }
+    assert!(seen.len() >= 20, "{name}: {seen:?}");
+}
+
 const DEMO: [&str; 8] =
     ["--model", "demo", "--prompt", "def main():\n", "--prompt", "class Reader:\n    def read(self", "--max-new-tokens", "24"];
 
@@ -88,7 +121,8 @@ fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
         let manifest = cuda.manifest();
         assert!(manifest.emulated && manifest.complete && manifest.engine.starts_with("specprof-cuda"), "{manifest:?}");
         assert_eq!((manifest.device.kind.as_str(), manifest.device.name.as_str()), ("cuda", "specprof emulator"));
-        assert!(!cuda.has_kernels() || cuda.kernels().unwrap().is_empty(), "times of an emulated device");
+        assert!(manifest.warnings.iter().any(|w| w.code == "kernels_timed_by_events"));
+        every_launch_is_labelled(name, &cuda);
         assert!(cuda.steps().unwrap().device_ns.iter().all(Option::is_none), "times of an emulated device");
         assert!(!cpu.manifest().emulated);
     }
