@@ -130,6 +130,8 @@ fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
         Command::cargo_bin("specprof").unwrap().current_dir(dir.path()).args(["report", "cuda", "--format", "json"]).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
     assert_eq!(json["run"]["emulated"], true);
+    let attribution = &json["cost"]["attribution"];
+    assert!(attribution.is_null() || attribution.as_array().is_some_and(Vec::is_empty), "times of an emulated device: {attribution}");
     assert!(
         json["cost"]["verify_ratio"].is_null() && json["warnings"].as_array().unwrap().iter().any(|w| w["code"] == "emulated"),
         "{json}"
@@ -190,4 +192,46 @@ fn what_the_cuda_engine_cannot_do_is_said() {
     let (code, _, stderr) = record(dir.path(), &args, &[]);
     assert_eq!((code, stderr.lines().count()), (3, 1), "{stderr}");
     assert!(stderr.contains("--kernels cupti"), "{stderr}");
+}
+
+/// A copy of a checkpoint in which the first four bytes of `tensor` are no number.
+fn damaged(dir: &Path, tensor: &str) -> PathBuf {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/nano/checkpoint");
+    let to = dir.join(tensor);
+    std::fs::create_dir(&to).unwrap();
+    let mut found = false;
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+            if let Some(begin) = tensors[tensor]["data_offsets"][0].as_u64() {
+                bytes[header + begin as usize..][..4].fill(0xff);
+                found = true;
+            }
+        }
+        std::fs::write(to.join(path.file_name().unwrap()), bytes).unwrap();
+    }
+    assert!(found, "no tensor {tensor}");
+    to
+}
+
+#[test]
+fn damage_is_found_where_it_arises() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+    for (tensor, words) in [
+        ("model.layers.2.mlp.gate.weight", ["layer 2", "router"]),
+        ("model.layers.1.attention.f_proj.weight", ["layer 1", "attention"]),
+        ("model.layers.3.mlp.shared_experts.up_proj.weight", ["layer 3", "mlp"]),
+        ("lm_head.weight", ["logits", "logits"]),
+    ] {
+        let model = damaged(dir.path(), tensor);
+        let args = ["--model", model.to_str().unwrap(), "--prompts", "p.jsonl", "--draft", "none", "--backend", "cuda", "--out", "t"];
+        let (code, _, stderr) = record(dir.path(), &args, &[]);
+        assert_eq!((code, stderr.lines().count()), (2, 1), "{tensor}: {stderr}");
+        assert!(words.iter().all(|word| stderr.contains(word)) && stderr.contains("not a finite number"), "{tensor}: {stderr}");
+        assert!(!dir.path().join("t").exists(), "{tensor}");
+    }
 }
