@@ -38,6 +38,9 @@ pub(super) struct HostRows {
     /// Of every routed layer the rows' choices.
     pub ids: Vec<Vec<u16>>,
     pub weights: Vec<Vec<f32>>,
+    /// The route ring as it was copied.
+    ring_ids: Vec<u16>,
+    ring_weights: Vec<f32>,
     /// The kernels that ran, when they were timed.
     pub kernels: Vec<KernelEvent>,
 }
@@ -70,13 +73,19 @@ impl HostRows {
     pub fn fetch(&mut self, ws: &Workspace, config: &ModelConfig, rows: usize, wanted: usize, weights: bool) -> Result<(), EngineError> {
         extend(&mut self.hidden, rows * config.hidden, |to| ws.hidden.read(0, to))?;
         extend(&mut self.logits, wanted * config.vocab, |to| ws.logits.read(0, to))?;
-        let k = config.experts_per_token;
-        let slots = PASS_ROWS * k;
-        for (ring, ids) in self.ids.iter_mut().enumerate() {
-            extend(ids, rows * k, |to| ws.ids.read(ring * slots * 2, to))?;
+        // One copy for all layers: each waits for the device.
+        let (own, slots) = (rows * config.experts_per_token, PASS_ROWS * config.experts_per_token);
+        self.ring_ids.resize(self.ids.len() * slots, 0);
+        ws.ids.read(0, &mut self.ring_ids)?;
+        for (to, from) in self.ids.iter_mut().zip(self.ring_ids.chunks_exact(slots.max(1))) {
+            to.extend_from_slice(&from[..own]);
         }
-        for (ring, values) in self.weights.iter_mut().enumerate().filter(|_| weights) {
-            extend(values, rows * k, |to| ws.weights.read(ring * slots * 4, to))?;
+        if weights {
+            self.ring_weights.resize(self.weights.len() * slots, 0.0);
+            ws.weights.read(0, &mut self.ring_weights)?;
+            for (to, from) in self.weights.iter_mut().zip(self.ring_weights.chunks_exact(slots.max(1))) {
+                to.extend_from_slice(&from[..own]);
+            }
         }
         if self.logits.iter().any(|v| !v.is_finite()) {
             return Err(EngineError::NotFinite { what: "logits".to_owned() });
