@@ -14,6 +14,14 @@ test *args:
 test-fast:
     cargo test --release --no-default-features
 
+# Registers, spills and images of the CUDA kernels (needs nvidia-cuda-nvrtc-cu12 of the version in kernels/build.py)
+kernels:
+    python3 kernels/build.py
+
+# Parity of every kernel on this machine's GPU by its own driver (needs numpy); not yet run on one
+gpu image="sm_90a":
+    python3 tests/emulator/parity.py libcuda.so.1 kernels/prebuilt/{{image}}.cubin.gz
+
 # Format
 fmt:
     cargo fmt

@@ -121,6 +121,10 @@ impl ForwardTap for RouteTap {
         }
     }
 
+    fn kernel(&mut self, kernel: KernelEvent) {
+        self.operations.push(kernel);
+    }
+
     fn routed(&mut self, module: Module, layer: usize, ids: &[u16], weights: &[f32]) {
         if !self.on {
             return;

@@ -184,7 +184,7 @@ impl<'m> Speculator<'m> {
             self.drafter.observe_taps(timeline.tap.tapped_rows())?;
             self.drafter.observe(&next_tokens, pass.hidden)?;
             let drafted = self.clock.now_ns();
-            timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(chunk.len()))?;
+            self.session.commit(chunk.len(), &mut timeline.tap)?;
             let emitted_tokens = first.map_or_else(Vec::new, |token| timeline.emit(&[token], &self.settings));
             let step = StepEvent {
                 step_id: self.next_step,
@@ -243,7 +243,7 @@ impl<'m> Speculator<'m> {
         self.drafter.observe_taps(&timeline.tap.tapped_rows()[..tapped])?;
         self.drafter.observe(&new_tokens, &pass.hidden[..kept * self.config.hidden])?;
         let observed = self.clock.now_ns();
-        timeline.tap.time(Module::Target, Component::Commit, || self.session.commit(kept))?;
+        self.session.commit(kept, &mut timeline.tap)?;
 
         // 5. emit
         let emitted_tokens = timeline.emit(&new_tokens, &self.settings);

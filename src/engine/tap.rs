@@ -1,7 +1,7 @@
 //! What a forward pass shows while it runs.
 
 use super::clock::Clock;
-use crate::trace::{Component, Module};
+use crate::trace::{Component, KernelEvent, Module};
 
 /// A receiver of a pass's inner values. Every method has an empty default: a tap takes what it wants.
 pub trait ForwardTap {
@@ -19,6 +19,11 @@ pub trait ForwardTap {
     /// operation that several threads share counts once, from its first to its last instruction.
     fn operation(&mut self, module: Module, layer: Option<usize>, component: Component, begin_ns: i64, end_ns: i64) {
         let _ = (module, layer, component, begin_ns, end_ns);
+    }
+
+    /// A kernel of a device has run, by the device's times. Told after the pass, in order, when there is a [`ForwardTap::clock`].
+    fn kernel(&mut self, kernel: KernelEvent) {
+        let _ = kernel;
     }
 
     /// One routed layer's choice for the pass's rows. `ids` is `[rows, k]` in rank order;

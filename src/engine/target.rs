@@ -1,9 +1,11 @@
 //! What speculation asks of the two sides of a model, wherever they run.
 
+use super::laps::Laps;
 use super::mtp::Mtp;
 use super::session::{Forward, LogitRows, Session};
 use super::tap::ForwardTap;
 use super::{EngineError, mtp};
+use crate::trace::{Component, Module};
 
 /// One timeline of a target model.
 pub trait Target {
@@ -28,11 +30,11 @@ pub trait Target {
     /// As [`Session::forward`].
     fn forward(&mut self, tokens: &[u32], logits: LogitRows, tap: &mut dyn ForwardTap) -> Result<Forward<'_>, EngineError>;
 
-    /// Commits the first `rows` pending rows and rolls the others back.
+    /// Commits the first `rows` pending rows and rolls the others back; the tap is told of the time.
     ///
     /// # Errors
     /// When a device fails.
-    fn commit(&mut self, rows: usize) -> Result<(), EngineError>;
+    fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError>;
 }
 
 /// One timeline of a multi-token-prediction block.
@@ -75,8 +77,10 @@ impl Target for Session<'_> {
         Session::forward(self, tokens, logits, tap)
     }
 
-    fn commit(&mut self, rows: usize) -> Result<(), EngineError> {
+    fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
+        let mut laps = Laps::start(tap, Module::Target, None);
         Session::commit(self, rows);
+        laps.lap(Component::Commit);
         Ok(())
     }
 }

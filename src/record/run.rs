@@ -227,8 +227,8 @@ pub fn record(
     // Before anything is created: a device may not be there, or have too little memory.
     let backend = Backend::open(plan)?;
     let mut facts = run_facts(plan, clock.started_ns());
-    backend.describe(&mut facts);
-    let kernels = plan.options.kernels && backend.times_operations();
+    let kernels = plan.options.kernels;
+    backend.describe(&mut facts, kernels);
     // What the experts' times are compared with; without them it would only delay the start.
     facts.instrumentation.copy_gb_per_s = kernels.then(copy_gb_per_s).flatten();
     let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, kernels, ..WriterOptions::default() })?;

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from checks import Failure, ceil, close, equal, in_every_order, padded, same_bits
+from checks import all_loaded, ceil, close, equal, in_every_order, padded, same_bits
 from formats import E2M1, E4M3, Weights, scale_loads
 
 FORMATS = ("f32", "bf16", "fp8", "int4", "mxfp4")
@@ -37,12 +37,10 @@ def check_dense(device, rng):
             alone = np.concatenate([dense(device, matrix, form, x[n : n + 1]) for n in range(16)])
             close(f"dense {form} {rows_w}x{cols}", alone, want, size)
             for rows in range(1, 17):
-                device.counters()
+                device.loaded()
                 got = dense(device, matrix, form, x[:rows])
                 same_bits(f"dense {form} {rows_w}x{cols}, {rows} rows against each alone", got, alone[:rows])
-                loaded, stored = device.counters(), w.codes.nbytes + scale_loads(form, rows_w, cols)
-                if loaded != stored:
-                    raise Failure(f"dense {form} {rows_w}x{cols}, {rows} rows: {loaded} bytes of weights loaded, not {stored}")
+                all_loaded(f"dense {form} {rows_w}x{cols}, {rows} rows", device, w.codes.nbytes + scale_loads(form, rows_w, cols))
             same_bits(f"dense {form}: the wide kernel for one row", dense(device, matrix, form, x[:1], rows_of_kernel=16), alone[:1])
             in_every_order(device, f"dense {form}", lambda: [dense(device, matrix, form, x[:5])])
     # Rows that are strided leave their neighbours alone.

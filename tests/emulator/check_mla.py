@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from checks import Failure, ceil, close, equal, in_every_order, same_bits, sigmoid
+from checks import all_loaded, ceil, close, equal, in_every_order, same_bits, sigmoid
 from driver import Heads
 from formats import Weights, scale_loads
 
@@ -108,14 +108,13 @@ def check_attention(device, rng):
                 out = spec.window(done, query[done : done + rows], mixed, gate[done : done + rows])
                 same_bits(f"MLA {form} {shape}, window of {rows} at {done}", out[:keep].copy(), got[done : done + keep])
                 done += keep
-            device.counters()
+            device.loaded()
             spec.window(done, query[:3], compressed[:3], gate[:3])
-            loaded, stored = device.counters(), whole.kv_b.codes.nbytes
+            stored = whole.kv_b.codes.nbytes
             # Scales: mla_value loads one a chunk, mla_query one a group of four columns.
             if form == "fp8":
                 stored += scale_loads(form, heads * v, latent) + heads * nope * (latent // 4) * 4
-            if loaded != stored:
-                raise Failure(f"MLA {form} {shape}: {loaded} bytes of weights loaded, not {stored}")
+            all_loaded(f"MLA {form} {shape}", device, stored)
             if latent < 512:
                 in_every_order(device, f"MLA {form}", lambda: [make().window(0, query[:3], compressed[:3], gate[:3])])
     equal("damage of finite rows", device.damaged(), 0)
@@ -132,10 +131,11 @@ def check_far_positions(device, rng):
     for position in (1, 1000, 131071, 262143):
         kv_b, norm, turns = layer.at
         base, c = device.put(np.array([position], np.int32)), device.put(compressed)
-        # A cache of which only this row is touched.
-        room = device.room((position + 1) * (latent + rope) * 4) if position < 2000 else device.room(600 << 20)
-        device.launch("mla_append", 1, 128, [c, norm, np.float32(EPS), turns, base, np.int32(latent), np.int32(rope), room, device.damage, np.int32(7)], 16)
-        got = device.get(room + (position * (latent + rope) + latent) * 4, rope)
+        # Of the cache there is this row alone: it begins where row 0 of a whole one would be.
+        room = device.room((latent + rope) * 4)
+        cache = room - position * (latent + rope) * 4
+        device.launch("mla_append", 1, 128, [c, norm, np.float32(EPS), turns, base, np.int32(latent), np.int32(rope), cache, device.damage, np.int32(7)], 16)
+        got = device.get(room + latent * 4, rope)
         want = rotate(compressed[:, latent:].astype(np.float64), layer.frequencies, [position])[0]
         close(f"rotation to position {position}", got, want, np.abs(compressed).max(), 1e-6)
         device.free(base, c, room)

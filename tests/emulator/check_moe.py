@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from checks import Failure, ceil, close, equal, in_every_order, same_bits, sigmoid, silu
+from checks import Failure, all_loaded, ceil, close, equal, in_every_order, same_bits, sigmoid, silu
 from driver import Plan, Strides
 from formats import Weights, scale_loads
 
@@ -131,11 +131,10 @@ def check_experts(device, rng):
                 want, size = reference(x, ids, weights, shared, (gate, up, down), limit)
                 close(f"experts {form} {hidden}x{inter}", np.concatenate(alone), want, size, 4e-6)
                 for rows in (2, 3, 4, 5, 9, 16) if limit else (4, 16):
-                    device.counters()
+                    device.loaded()
                     got = run_experts(device, form, (gate, up, down), x[:rows], ids[:rows], weights[:rows], shared[:rows], limit)
-                    loaded, union = device.counters(), len(np.unique(ids[:rows]))
-                    if loaded != union * (gate.loads + up.loads + down.loads):
-                        raise Failure(f"experts {form}, {rows} rows: {loaded} bytes of weights loaded for a union of {union}, not {union * (gate.loads + up.loads + down.loads)}")
+                    union = len(np.unique(ids[:rows]))
+                    all_loaded(f"experts {form}, {rows} rows, union {union}", device, union * (gate.loads + up.loads + down.loads))
                     same_bits(f"experts {form}, {rows} rows against each alone", got, np.concatenate(alone[:rows]))
             in_every_order(device, f"experts {form}", lambda: [run_experts(device, form, (gate, up, down), x[:3], ids[:3], weights[:3], shared[:3], 0.0)])
     equal("damage of finite experts", device.damaged(), 0)

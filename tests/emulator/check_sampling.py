@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from checks import Failure, close, equal, in_every_order, same_bits
+from checks import Failure, close, equal, in_every_order
 
 
 def argmax(device, logits):

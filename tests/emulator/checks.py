@@ -41,6 +41,13 @@ def equal(what, got, want):
         raise Failure(f"{what}: {got.tolist()}, not {want.tolist()}")
 
 
+def all_loaded(what, device, wanted):
+    """The weights that were loaded since `device.loaded()` are exactly these many bytes."""
+    loaded = device.loaded()
+    if loaded is not None and loaded != wanted:
+        raise Failure(f"{what}: {loaded} bytes of weights loaded, not {wanted}")
+
+
 def in_every_order(device, what, run):
     """`run` returns the arrays that a launch leaves; they must not depend on the order of threads."""
     first = None

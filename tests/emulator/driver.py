@@ -8,8 +8,6 @@ import gzip
 
 import numpy as np
 
-HALF_TURNS = np.float64
-
 
 class Matrix(ctypes.Structure):
     """`SpMatrix` of kernels/sp_matrix.cuh."""
@@ -51,6 +49,7 @@ class Heads(ctypes.Structure):
 class Device:
     def __init__(self, library, image):
         self.lib = ctypes.CDLL(library)
+        self.emulated = hasattr(self.lib, "emu_set_order")
         self.functions = {}
         self.calls = 0
         self._check("cuInit", 0)
@@ -112,14 +111,18 @@ class Device:
         self._check("cuLaunchKernel", self.functions[name], gx, gy, gz, block, 1, 1, shared, None, pointers, None)
         self.calls += 1
 
-    def counters(self):
-        """Bytes of weights loaded since the last call. The emulator only."""
+    def loaded(self):
+        """Bytes of weights loaded since the last call; a real device does not say."""
+        if not self.emulated:
+            return None
         four = (ctypes.c_ulonglong * 4)()
         self.lib.emu_take_counters(four)
         return int(four[0])
 
     def order(self, order):
-        self.lib.emu_set_order(ctypes.c_ulonglong(order))
+        """The order in which threads take turns from here on; a real device has its own."""
+        if self.emulated:
+            self.lib.emu_set_order(ctypes.c_ulonglong(order))
 
     def damaged(self):
         """The site that was noted, 0 = none, which is taken back."""

@@ -2,7 +2,8 @@
 
 use crate::kernels::emulator;
 use assert_cmd::Command;
-use specprof::trace::{Trace, validate};
+use specprof::trace::{Component, Module, Trace, validate};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// How far a gate weight of one engine may be from the other's: sums in another order.
@@ -70,6 +71,38 @@ fn compare(name: &str, cpu: &Trace, cuda: &Trace) {
     }
 }
 
+/// Every step has its launches, each with what it works for; what is routed has a plan and an expert product in each routed layer.
+fn every_launch_is_labelled(name: &str, trace: &Trace) {
+    let (model, steps, kernels) = (&trace.manifest().model, trace.steps().unwrap(), trace.kernels().unwrap());
+    let mut seen = BTreeSet::new();
+    for (i, &id) in steps.step_id.iter().enumerate() {
+        let own: Vec<_> = kernels.iter().filter(|(step, _)| *step == id).map(|(_, kernel)| kernel).collect();
+        for kernel in own.iter().filter(|k| !k.name.starts_with("cpu.")) {
+            assert!(kernel.grid.is_some() && kernel.block.is_some() && kernel.shared_bytes.is_some(), "{name}: {kernel:?}");
+            assert!(kernel.component != Component::Other, "{name}: {kernel:?}");
+            let inside = !matches!(kernel.component, Component::Embedding | Component::Head | Component::Commit);
+            let last = kernel.component == Component::Norm && kernel.layer.is_none();
+            assert!(kernel.module == Module::Draft || last || kernel.layer.is_some() == inside, "{name}: {kernel:?}");
+            seen.insert(kernel.name.to_string());
+        }
+        // Passes of 16 rows.
+        let passes = usize::from(steps.rows[i]).div_ceil(16);
+        for layer in 0..model.layers {
+            let plans = own.iter().filter(|k| k.module == Module::Target && k.layer == Some(layer) && k.name == "moe_plan").count();
+            assert_eq!(plans, if model.moe_layers.contains(&layer) { passes } else { 0 }, "{name}: step {id}, layer {layer}");
+        }
+        let commits = own.iter().filter(|k| k.name == "kda_commit").count();
+        assert_eq!(commits, passes, "{name}: step {id}");
+        let target: Vec<_> = own.iter().filter(|k| k.module == Module::Target && !k.name.starts_with("cpu.")).collect();
+        assert!(target.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{name}: step {id}: kernels of one stream overlap");
+        assert!(
+            target[0].begin_ns >= steps.host_begin_ns[i] && target[target.len() - 1].end_ns <= steps.host_end_ns[i],
+            "{name}: step {id}"
+        );
+    }
+    assert!(seen.len() >= 20, "{name}: {seen:?}");
+}
+
 const DEMO: [&str; 8] =
     ["--model", "demo", "--prompt", "def main():\n", "--prompt", "class Reader:\n    def read(self", "--max-new-tokens", "24"];
 
@@ -88,7 +121,8 @@ fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
         let manifest = cuda.manifest();
         assert!(manifest.emulated && manifest.complete && manifest.engine.starts_with("specprof-cuda"), "{manifest:?}");
         assert_eq!((manifest.device.kind.as_str(), manifest.device.name.as_str()), ("cuda", "specprof emulator"));
-        assert!(!cuda.has_kernels() || cuda.kernels().unwrap().is_empty(), "times of an emulated device");
+        assert!(manifest.warnings.iter().any(|w| w.code == "kernels_timed_by_events"));
+        every_launch_is_labelled(name, &cuda);
         assert!(cuda.steps().unwrap().device_ns.iter().all(Option::is_none), "times of an emulated device");
         assert!(!cpu.manifest().emulated);
     }
@@ -96,6 +130,8 @@ fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
         Command::cargo_bin("specprof").unwrap().current_dir(dir.path()).args(["report", "cuda", "--format", "json"]).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
     assert_eq!(json["run"]["emulated"], true);
+    let attribution = &json["cost"]["attribution"];
+    assert!(attribution.is_null() || attribution.as_array().is_some_and(Vec::is_empty), "times of an emulated device: {attribution}");
     assert!(
         json["cost"]["verify_ratio"].is_null() && json["warnings"].as_array().unwrap().iter().any(|w| w["code"] == "emulated"),
         "{json}"
@@ -156,4 +192,46 @@ fn what_the_cuda_engine_cannot_do_is_said() {
     let (code, _, stderr) = record(dir.path(), &args, &[]);
     assert_eq!((code, stderr.lines().count()), (3, 1), "{stderr}");
     assert!(stderr.contains("--kernels cupti"), "{stderr}");
+}
+
+/// A copy of a checkpoint in which the first four bytes of `tensor` are no number.
+fn damaged(dir: &Path, tensor: &str) -> PathBuf {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/nano/checkpoint");
+    let to = dir.join(tensor);
+    std::fs::create_dir(&to).unwrap();
+    let mut found = false;
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+            if let Some(begin) = tensors[tensor]["data_offsets"][0].as_u64() {
+                bytes[header + begin as usize..][..4].fill(0xff);
+                found = true;
+            }
+        }
+        std::fs::write(to.join(path.file_name().unwrap()), bytes).unwrap();
+    }
+    assert!(found, "no tensor {tensor}");
+    to
+}
+
+#[test]
+fn damage_is_found_where_it_arises() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+    for (tensor, words) in [
+        ("model.layers.2.mlp.gate.weight", ["layer 2", "router"]),
+        ("model.layers.1.attention.f_proj.weight", ["layer 1", "attention"]),
+        ("model.layers.3.mlp.shared_experts.up_proj.weight", ["layer 3", "mlp"]),
+        ("lm_head.weight", ["logits", "logits"]),
+    ] {
+        let model = damaged(dir.path(), tensor);
+        let args = ["--model", model.to_str().unwrap(), "--prompts", "p.jsonl", "--draft", "none", "--backend", "cuda", "--out", "t"];
+        let (code, _, stderr) = record(dir.path(), &args, &[]);
+        assert_eq!((code, stderr.lines().count()), (2, 1), "{tensor}: {stderr}");
+        assert!(words.iter().all(|word| stderr.contains(word)) && stderr.contains("not a finite number"), "{tensor}: {stderr}");
+        assert!(!dir.path().join("t").exists(), "{tensor}");
+    }
 }

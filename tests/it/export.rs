@@ -249,6 +249,8 @@ fn check_lines(path: &Path) {
         assert_eq!(line["device_ns"].as_i64(), steps.device_ns[i]);
         let probabilities = line["draft_probs"].as_array().map(|p| p.iter().map(|v| v.as_f64().unwrap() as f32).collect::<Vec<_>>());
         assert_eq!(probabilities, steps.draft_probs[i]);
+        let confidences = line["draft_confidences"].as_array().map(|p| p.iter().map(|v| v.as_f64().unwrap() as f32).collect::<Vec<_>>());
+        assert_eq!(confidences, steps.draft_confidences[i]);
         let id = steps.step_id[i];
         let mut own: Vec<Row> = Vec::new();
         let mut add = |layer: u32, row: usize, draft: bool, ids: &Value, weights: &Value| {

@@ -1,6 +1,7 @@
 //! One CUDA device with the kernels loaded, and its memory. With `launch` the only file that calls the driver.
 
 use super::images;
+use super::timer::Timer;
 use crate::engine::EngineError;
 use cudarc::driver::{DriverError, result, sys};
 use std::cell::RefCell;
@@ -17,10 +18,22 @@ const EMULATOR: &str = "specprof emulator";
 pub struct Device {
     ordinal: sys::CUdevice,
     module: sys::CUmodule,
-    functions: RefCell<HashMap<&'static str, sys::CUfunction>>,
+    functions: RefCell<HashMap<&'static str, Function>>,
+    /// Times of the pass that is being launched.
+    pub(super) timer: RefCell<Timer>,
     name: String,
     units: Option<u32>,
     image: &'static str,
+}
+
+/// A kernel of the image.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Function {
+    pub handle: sys::CUfunction,
+    /// Registers a thread; `None` when the driver does not say.
+    pub registers: Option<u32>,
+    /// Static shared memory of a block, bytes.
+    pub shared_bytes: u32,
 }
 
 /// The error of a driver's call.
@@ -64,7 +77,15 @@ impl Device {
         let loaded = unsafe { result::module::load_data(bytes.as_ptr().cast()) };
         let module =
             loaded.map_err(|e| failed(&format!("the kernels for {image} do not load on {name}; a newer driver may be needed"), e))?;
-        Ok(Rc::new(Self { ordinal, module, functions: RefCell::default(), name, units: u32::try_from(units).ok(), image }))
+        Ok(Rc::new(Self {
+            ordinal,
+            module,
+            functions: RefCell::default(),
+            timer: RefCell::new(Timer::new()),
+            name,
+            units: u32::try_from(units).ok(),
+            image,
+        }))
     }
 
     /// The device's name.
@@ -96,14 +117,22 @@ impl Device {
     }
 
     /// A kernel by name.
-    pub(super) fn function(&self, name: &'static str) -> Result<sys::CUfunction, EngineError> {
+    pub(super) fn function(&self, name: &'static str) -> Result<Function, EngineError> {
         if let Some(function) = self.functions.borrow().get(name) {
             return Ok(*function);
         }
         let symbol = CString::new(name).map_err(|e| EngineError::Device(format!("CUDA: kernel {name}: {e}")))?;
         // SAFETY: the module is loaded as long as the device is.
         let found = unsafe { result::module::get_function(self.module, symbol) };
-        let function = found.map_err(|e| failed(&format!("the image has no kernel {name}"), e))?;
+        let handle = found.map_err(|e| failed(&format!("the image has no kernel {name}"), e))?;
+        let attribute = |which| {
+            // SAFETY: the function was found above.
+            unsafe { result::function::get_function_attribute(handle, which) }.ok().and_then(|n| u32::try_from(n).ok())
+        };
+        // No kernel needs no registers: the emulator does not know them.
+        let registers = attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS).filter(|n| *n > 0);
+        let shared_bytes = attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES).unwrap_or_default();
+        let function = Function { handle, registers, shared_bytes };
         self.functions.borrow_mut().insert(name, function);
         Ok(function)
     }
@@ -134,6 +163,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        // Its events belong to the context.
+        *self.timer.borrow_mut() = Timer::new();
         // SAFETY: every buffer holds the device, so none is left; what fails here is gone with the process.
         unsafe {
             let _ = result::module::unload(self.module);

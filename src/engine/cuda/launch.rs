@@ -3,6 +3,7 @@
 use super::device::{Device, failed};
 use super::matrix::{RawMatrix, Strides};
 use super::ops::{Delta, Heads, KdaRows, Plan};
+use super::timer::Launched;
 use crate::engine::EngineError;
 use cudarc::driver::result;
 use std::ffi::c_void;
@@ -67,8 +68,16 @@ impl<'d> Launch<'d> {
         let mut pointers: Vec<*mut c_void> = self.starts.iter().map(|s| unsafe { words.add(*s).cast() }).collect();
         let [x, y, z] = self.grid;
         // SAFETY: `ops` gives each kernel the parameters that its source declares; the driver copies them before it returns.
-        let launched =
-            unsafe { result::launch_kernel(function, (x, y, z), (self.block, 1, 1), self.shared, result::stream::null(), &mut pointers) };
-        launched.map_err(|e| failed(&format!("kernel {}", self.name), e))
+        let launched = unsafe {
+            result::launch_kernel(function.handle, (x, y, z), (self.block, 1, 1), self.shared, result::stream::null(), &mut pointers)
+        };
+        launched.map_err(|e| failed(&format!("kernel {}", self.name), e))?;
+        self.device.timer.borrow_mut().launched(Launched {
+            name: self.name,
+            grid: self.grid,
+            block: self.block,
+            registers: function.registers,
+            shared_bytes: function.shared_bytes.saturating_add(self.shared),
+        })
     }
 }

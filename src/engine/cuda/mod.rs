@@ -1,8 +1,8 @@
 //! The CUDA engine: the same passes as the CPU engine's, by the kernels of `kernels/`.
 //!
 //! The driver is found when it is wanted; nothing of CUDA is needed to build or to run anything else. A pass is driven by the
-//! host: its launches go to one stream, then logits, hidden rows and the routers' choices come back in one wait. What is not
-//! here yet: graphs, choice and acceptance on the device, device times.
+//! host: its launches go to one stream, then logits, hidden rows and the routers' choices come back in one wait. Kernels are
+//! timed by events when somebody wants times. What is not here yet: graphs, and choice and acceptance on the device.
 //!
 //! **Nothing here has run on a GPU.** Tests run it on the emulator of `tests/emulator`, and a trace of the emulator says so.
 
@@ -16,6 +16,7 @@ mod pass;
 mod plan;
 mod session;
 mod state;
+mod timer;
 mod weights;
 mod workspace;
 

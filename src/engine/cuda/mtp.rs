@@ -4,7 +4,7 @@ use super::PASS_ROWS;
 use super::device::Device;
 use super::ops;
 use super::pass::{LayerMemory, Pass};
-use super::session::HostRows;
+use super::session::{HostRows, Wants};
 use super::state::MlaCaches;
 use super::weights::{DeviceAttention, DeviceWeights};
 use super::workspace::{Part, Site, Workspace};
@@ -12,7 +12,7 @@ use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
 use crate::engine::target::DraftModule;
 use crate::engine::{EngineError, ForwardTap, ModelConfig};
-use crate::trace::Module;
+use crate::trace::{Component, Module};
 use std::rc::Rc;
 
 /// One timeline of the draft module.
@@ -52,11 +52,13 @@ impl<'m> CudaMtp<'m> {
         }))
     }
 
-    fn pass(&mut self, tokens: &[u32], hidden: &[f32], wanted: usize, weights: bool) -> Result<(), EngineError> {
+    fn pass(&mut self, tokens: &[u32], hidden: &[f32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
         let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, tokens.len());
         let Some(module) = &w.mtp else { return Err(EngineError::Request("the model has no draft module".to_owned())) };
         ws.begin(tokens, self.len)?;
         ws.hidden.write(0, hidden)?;
+        d.timer.borrow_mut().start(wants.clock)?;
+        d.timer.borrow_mut().label(None, Component::Embedding);
         let damage = ws.damage(Site { layer: c.layers, part: Part::Embedding });
         ops::embed(d, &w.embedding, ws.tokens.at(0), rows, ws.normed.at(0), damage)?;
         let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
@@ -67,7 +69,8 @@ impl<'m> CudaMtp<'m> {
         pass.layer(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false, 0, Limits::default())?;
         pass.output(module.final_norm.at(0), &w.head, wanted)?;
         ws.check(Site::describe)?;
-        self.out.fetch(ws, c, rows, wanted, weights)?;
+        self.out.kernels.extend(d.timer.borrow_mut().finish(Module::Draft)?);
+        self.out.fetch(ws, c, rows, wanted, wants.weights)?;
         self.len += rows;
         Ok(())
     }
@@ -101,18 +104,19 @@ impl DraftModule for CudaMtp<'_> {
             return Err(EngineError::Request(format!("{rows} draft rows after {} exceed the context of {room}", self.len)));
         }
         self.out.clear(1);
-        let (before, parts, weights) = (self.len, rows.div_ceil(PASS_ROWS), tap.wants_weights());
+        let (before, parts, wants) = (self.len, rows.div_ceil(PASS_ROWS), Wants::of(tap));
         for (i, (tokens, hidden)) in next_tokens.chunks(PASS_ROWS).zip(hidden.chunks(PASS_ROWS * width)).enumerate() {
             let wanted = match logits {
                 LogitRows::All => tokens.len(),
                 LogitRows::Last => usize::from(i + 1 == parts),
                 LogitRows::None => 0,
             };
-            if let Err(error) = self.pass(tokens, hidden, wanted, weights) {
+            if let Err(error) = self.pass(tokens, hidden, wanted, wants) {
                 self.len = before;
                 return Err(error);
             }
         }
+        self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         if rows > 0 {
             tap.routed(Module::Draft, self.config.layers, &self.out.ids[0], &self.out.weights[0]);
         }

@@ -7,6 +7,7 @@ use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, Devic
 use super::workspace::{Part, Site, Workspace};
 use crate::engine::moe::Limits;
 use crate::engine::{EngineError, ModelConfig};
+use crate::trace::Component;
 
 type Done = Result<(), EngineError>;
 
@@ -36,6 +37,11 @@ impl Pass<'_> {
         self.ws.damage(Site { layer, part })
     }
 
+    /// What the next launches work for.
+    pub fn label(&self, layer: Option<usize>, component: Component) {
+        self.device.timer.borrow_mut().label(layer, component);
+    }
+
     /// One layer over the residual rows. `branch`: whether a branch of the layer before waits to be added. `ring` is the number of
     /// this layer's choices, when it has any. Leaves the feed-forward part's output as the branch.
     pub fn layer(&self, layer: usize, w: &DeviceLayer, memory: &LayerMemory<'_>, branch: bool, ring: usize, limits: Limits) -> Done {
@@ -43,18 +49,32 @@ impl Pass<'_> {
         let size = (self.rows, self.config.hidden);
         let waiting = if branch { ws.branch.at(0) } else { 0 };
         let norm = (ws.residual.at(0), ws.normed.at(0));
+        let label = |component| self.label(Some(layer), component);
+        label(Component::Norm);
         ops::rmsnorm(self.device, norm.0, waiting, w.input_norm.at(0), eps, size, norm.1, self.site(layer, Part::Input))?;
         match (&w.attention, memory) {
-            (DeviceAttention::Kda(w), LayerMemory::Kda(states, number)) => self.kda(layer, w, states, *number)?,
-            (DeviceAttention::Mla(w), LayerMemory::Mla(cache)) => self.mla(layer, w, *cache)?,
+            (DeviceAttention::Kda(w), LayerMemory::Kda(states, number)) => {
+                label(Component::Kda);
+                self.kda(layer, w, states, *number)?;
+            }
+            (DeviceAttention::Mla(w), LayerMemory::Mla(cache)) => {
+                label(Component::Mla);
+                self.mla(layer, w, *cache)?;
+            }
             _ => return Err(EngineError::Request(format!("layer {layer}: the session belongs to another model"))),
         }
+        label(Component::Norm);
         ops::rmsnorm(self.device, norm.0, ws.branch.at(0), w.post_norm.at(0), eps, size, norm.1, self.site(layer, Part::PostNorm))?;
         match &w.mlp {
-            DeviceMlp::Dense(m) => self.gated(layer, m, 0.0),
+            DeviceMlp::Dense(m) => {
+                label(Component::Dense);
+                self.gated(layer, m, 0.0)
+            }
             DeviceMlp::Moe(m) => {
                 self.routed(layer, (&m.router, m.bias.at(0)), &m.experts, ring, limits.expert)?;
+                label(Component::Shared);
                 self.gated(layer, &m.shared, limits.shared)?;
+                label(Component::Experts);
                 let (k, hidden) = (self.config.experts_per_token, self.config.hidden);
                 let weights = ws.weights.float(ring * super::PASS_ROWS * k);
                 ops::moe_combine(self.device, ws.routed.at(0), weights, ws.slot_of.at(0), (self.rows, k, hidden), ws.branch.at(0))
@@ -122,6 +142,7 @@ impl Pass<'_> {
     fn routed(&self, layer: usize, (router, bias): (&super::matrix::DeviceMatrix, u64), m: &DeviceGated, ring: usize, limit: f32) -> Done {
         let (d, ws, c, rows) = (self.device, self.ws, self.config, self.rows);
         let (x, k) = (ws.normed.at(0), c.experts_per_token);
+        self.label(Some(layer), Component::Router);
         ops::dense(d, router, x, rows, ws.router.at(0), c.experts)?;
         let groups = c.groups.max(1);
         let choice = Choice {
@@ -136,6 +157,7 @@ impl Pass<'_> {
         let (ids, weights) = (ws.ids.at(slots * 2), ws.weights.float(slots));
         ops::route(d, ws.router.at(0), bias, choice, rows, ids, weights, self.site(layer, Part::Router))?;
         ops::moe_plan(d, ids, rows, k, ws.plan(), ws.slot_of.at(0))?;
+        self.label(Some(layer), Component::Experts);
         // An expert is chosen once a row, and there are no more distinct ones than choices or experts.
         let most = (rows * k).min(c.experts);
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
@@ -154,10 +176,12 @@ impl Pass<'_> {
     pub fn output(&self, norm: u64, head: &super::matrix::DeviceMatrix, wanted: usize) -> Done {
         let (ws, c) = (self.ws, self.config);
         let damage = self.site(0, Part::Output);
+        self.label(None, Component::Norm);
         ops::rmsnorm(self.device, ws.residual.at(0), ws.branch.at(0), norm, c.rms_eps, (self.rows, c.hidden), ws.hidden.at(0), damage)?;
         if wanted == 0 {
             return Ok(());
         }
+        self.label(None, Component::Head);
         let first = (self.rows - wanted) * c.hidden;
         ops::dense(self.device, head, ws.hidden.float(first), wanted, ws.logits.at(0), c.vocab)
     }

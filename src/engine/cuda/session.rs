@@ -6,11 +6,12 @@ use super::pass::{LayerMemory, Pass};
 use super::state::{KdaStates, MlaCaches};
 use super::weights::{DeviceAttention, DeviceMlp, DeviceWeights};
 use super::workspace::Workspace;
+use crate::engine::clock::Clock;
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, ForwardTap, ModelConfig};
-use crate::trace::Module;
+use crate::trace::{Component, KernelEvent, Module};
 use std::rc::Rc;
 
 /// A timeline on a device.
@@ -37,12 +38,31 @@ pub(super) struct HostRows {
     /// Of every routed layer the rows' choices.
     pub ids: Vec<Vec<u16>>,
     pub weights: Vec<Vec<f32>>,
+    /// The route ring as it was copied.
+    ring_ids: Vec<u16>,
+    ring_weights: Vec<f32>,
+    /// The kernels that ran, when they were timed.
+    pub kernels: Vec<KernelEvent>,
+}
+
+/// What a pass's tap wants.
+#[derive(Clone, Copy)]
+pub(super) struct Wants {
+    pub weights: bool,
+    pub clock: Option<Clock>,
+}
+
+impl Wants {
+    pub fn of(tap: &dyn ForwardTap) -> Self {
+        Self { weights: tap.wants_weights(), clock: tap.clock() }
+    }
 }
 
 impl HostRows {
     pub fn clear(&mut self, routed: usize) {
         self.hidden.clear();
         self.logits.clear();
+        self.kernels.clear();
         self.ids.resize(routed, Vec::new());
         self.weights.resize(routed, Vec::new());
         self.ids.iter_mut().for_each(Vec::clear);
@@ -53,13 +73,19 @@ impl HostRows {
     pub fn fetch(&mut self, ws: &Workspace, config: &ModelConfig, rows: usize, wanted: usize, weights: bool) -> Result<(), EngineError> {
         extend(&mut self.hidden, rows * config.hidden, |to| ws.hidden.read(0, to))?;
         extend(&mut self.logits, wanted * config.vocab, |to| ws.logits.read(0, to))?;
-        let k = config.experts_per_token;
-        let slots = PASS_ROWS * k;
-        for (ring, ids) in self.ids.iter_mut().enumerate() {
-            extend(ids, rows * k, |to| ws.ids.read(ring * slots * 2, to))?;
+        // One copy for all layers: each waits for the device.
+        let (own, slots) = (rows * config.experts_per_token, PASS_ROWS * config.experts_per_token);
+        self.ring_ids.resize(self.ids.len() * slots, 0);
+        ws.ids.read(0, &mut self.ring_ids)?;
+        for (to, from) in self.ids.iter_mut().zip(self.ring_ids.chunks_exact(slots.max(1))) {
+            to.extend_from_slice(&from[..own]);
         }
-        for (ring, values) in self.weights.iter_mut().enumerate().filter(|_| weights) {
-            extend(values, rows * k, |to| ws.weights.read(ring * slots * 4, to))?;
+        if weights {
+            self.ring_weights.resize(self.weights.len() * slots, 0.0);
+            ws.weights.read(0, &mut self.ring_weights)?;
+            for (to, from) in self.weights.iter_mut().zip(self.ring_weights.chunks_exact(slots.max(1))) {
+                to.extend_from_slice(&from[..own]);
+            }
         }
         if self.logits.iter().any(|v| !v.is_finite()) {
             return Err(EngineError::NotFinite { what: "logits".to_owned() });
@@ -101,9 +127,10 @@ impl<'m> CudaSession<'m> {
     }
 
     /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits.
-    fn pass(&mut self, tokens: &[u32], wanted: usize, weights: bool) -> Result<(), EngineError> {
+    fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
         let position = self.committed + self.pending;
         self.ws.begin(tokens, position)?;
+        self.device.timer.borrow_mut().start(wants.clock)?;
         let w = &*self.weights;
         let pass = Pass {
             device: &self.device,
@@ -115,6 +142,7 @@ impl<'m> CudaSession<'m> {
             pending: self.pending,
         };
         let damage = self.ws.damage(super::workspace::Site { layer: 0, part: super::workspace::Part::Embedding });
+        pass.label(None, Component::Embedding);
         super::ops::embed(&self.device, &w.embedding, self.ws.tokens.at(0), tokens.len(), self.ws.residual.at(0), damage)?;
         let (mut kda, mut mla, mut ring) = (0, 0, 0);
         for (number, layer) in w.layers.iter().enumerate() {
@@ -135,12 +163,24 @@ impl<'m> CudaSession<'m> {
         }
         pass.output(w.final_norm.at(0), &w.head, wanted)?;
         self.ws.check(super::workspace::Site::describe)?;
-        self.out.fetch(&self.ws, self.config, tokens.len(), wanted, weights)?;
+        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
+        self.out.fetch(&self.ws, self.config, tokens.len(), wanted, wants.weights)?;
         self.pending += tokens.len();
         Ok(())
     }
 
-    fn forward_all(&mut self, tokens: &[u32], logits: LogitRows, weights: bool) -> Result<(), EngineError> {
+    /// Commits the first `rows` pending rows on the device.
+    fn commit_rows(&mut self, rows: usize, clock: Option<Clock>) -> Result<(), EngineError> {
+        self.device.timer.borrow_mut().start(clock)?;
+        self.device.timer.borrow_mut().label(None, Component::Commit);
+        self.kda.commit(&self.device, rows)?;
+        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
+        self.committed += rows;
+        self.pending = 0;
+        Ok(())
+    }
+
+    fn forward_all(&mut self, tokens: &[u32], logits: LogitRows, wants: Wants) -> Result<(), EngineError> {
         let parts = tokens.len().div_ceil(PASS_ROWS);
         for (i, part) in tokens.chunks(PASS_ROWS).enumerate() {
             let last = i + 1 == parts;
@@ -149,13 +189,11 @@ impl<'m> CudaSession<'m> {
                 LogitRows::Last => usize::from(last),
                 LogitRows::None => 0,
             };
-            self.pass(part, wanted, weights)?;
+            self.pass(part, wanted, wants)?;
             if !last {
                 // Rows of a pass that is longer than a window are committed as they go; see `Target::forward`.
-                self.kda.commit(&self.device, self.pending)?;
-                self.committed += self.pending;
                 self.ahead += self.pending;
-                self.pending = 0;
+                self.commit_rows(self.pending, wants.clock)?;
             }
         }
         Ok(())
@@ -192,19 +230,19 @@ impl Target for CudaSession<'_> {
         let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i);
         let routed: Vec<usize> = routed.collect();
         self.out.clear(routed.len());
-        let weights = tap.wants_weights();
-        self.forward_all(tokens, logits, weights)?;
+        self.forward_all(tokens, logits, Wants::of(tap))?;
+        self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         for (number, (ids, values)) in routed.iter().zip(self.out.ids.iter().zip(&self.out.weights)) {
             tap.routed(Module::Target, *number, ids, values);
         }
         Ok(Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab, width: self.config.hidden })
     }
 
-    fn commit(&mut self, rows: usize) -> Result<(), EngineError> {
+    fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
         let rows = rows.saturating_sub(self.ahead).min(self.pending);
-        self.kda.commit(&self.device, rows)?;
-        self.committed += rows;
-        (self.pending, self.ahead) = (0, 0);
+        self.commit_rows(rows, tap.clock())?;
+        self.ahead = 0;
+        self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         Ok(())
     }
 }

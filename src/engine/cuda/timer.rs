@@ -1,0 +1,121 @@
+//! Times of launches by the device's events: one is recorded after every launch, so that a kernel's time reaches from the end of
+//! the one before to its own end. The gap between two launches counts with the second; the times of a pass add up to the pass.
+
+use super::device::failed;
+use crate::engine::EngineError;
+use crate::engine::clock::Clock;
+use crate::trace::{Component, KernelEvent, Module};
+use cudarc::driver::{result, sys};
+use std::borrow::Cow;
+
+/// What a launch works for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Label {
+    /// `None` outside layers.
+    pub layer: Option<u16>,
+    pub component: Component,
+}
+
+/// A launch as the trace shows it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Launched {
+    pub name: &'static str,
+    pub grid: [u32; 3],
+    pub block: u32,
+    /// `None` when the driver does not say.
+    pub registers: Option<u32>,
+    pub shared_bytes: u32,
+}
+
+/// The events of one pass. Off unless a pass is to be timed: then nothing is recorded.
+#[derive(Debug)]
+pub(super) struct Timer {
+    /// When the first event was recorded, ns since the Unix epoch.
+    since: Option<i64>,
+    label: Label,
+    launches: Vec<(Label, Launched)>,
+    /// One more than there are launches; kept for the next pass.
+    events: Vec<sys::CUevent>,
+}
+
+impl Timer {
+    pub fn new() -> Self {
+        let label = Label { layer: None, component: Component::Other };
+        Self { since: None, label, launches: Vec::new(), events: Vec::new() }
+    }
+
+    /// Begins a pass, timed when there is a clock.
+    pub fn start(&mut self, clock: Option<Clock>) -> Result<(), EngineError> {
+        self.launches.clear();
+        self.since = None;
+        if let Some(clock) = clock {
+            self.record(0)?;
+            self.since = Some(clock.now_ns());
+        }
+        Ok(())
+    }
+
+    /// What the next launches work for.
+    pub fn label(&mut self, layer: Option<usize>, component: Component) {
+        self.label = Label { layer: layer.map(|l| u16::try_from(l).unwrap_or(u16::MAX)), component };
+    }
+
+    /// A kernel was launched.
+    pub fn launched(&mut self, launched: Launched) -> Result<(), EngineError> {
+        if self.since.is_none() {
+            return Ok(());
+        }
+        self.launches.push((self.label, launched));
+        self.record(self.launches.len())
+    }
+
+    fn record(&mut self, number: usize) -> Result<(), EngineError> {
+        if self.events.len() <= number {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| failed("no event", e))?;
+            self.events.push(event);
+        }
+        // SAFETY: the event was created above or before, and is destroyed with the timer only.
+        unsafe { result::event::record(self.events[number], result::stream::null()) }.map_err(|e| failed("recording an event", e))
+    }
+
+    /// Ends a pass and gives its launches; waits for them. Empty when it was not timed.
+    pub fn finish(&mut self, module: Module) -> Result<Vec<KernelEvent>, EngineError> {
+        let (Some(since), count) = (self.since.take(), self.launches.len()) else { return Ok(Vec::new()) };
+        // SAFETY: all of these events have been recorded in this pass.
+        unsafe { result::event::synchronize(self.events[count]) }.map_err(|e| failed("waiting for a pass", e))?;
+        let mut begin = since;
+        let mut kernels = Vec::with_capacity(count);
+        for (number, (label, launched)) in self.launches.drain(..).enumerate() {
+            // SAFETY: as above.
+            let elapsed = unsafe { result::event::elapsed(self.events[0], self.events[number + 1]) };
+            let ms = elapsed.map_err(|e| failed("the time of an event", e))?;
+            let end = since.saturating_add((f64::from(ms) * 1e6) as i64).max(begin);
+            kernels.push(KernelEvent {
+                layer: label.layer,
+                module,
+                component: if module == Module::Draft { Component::Draft } else { label.component },
+                name: Cow::Borrowed(launched.name),
+                stream: Some(0),
+                begin_ns: begin,
+                end_ns: end,
+                correlation_id: None,
+                graph_node_id: None,
+                grid: Some(launched.grid),
+                block: Some([launched.block, 1, 1]),
+                registers: launched.registers,
+                shared_bytes: Some(launched.shared_bytes),
+            });
+            begin = end;
+        }
+        Ok(kernels)
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        for event in self.events.drain(..) {
+            // SAFETY: created by this timer, which nobody else destroys them for.
+            let _ = unsafe { result::event::destroy(event) };
+        }
+    }
+}
