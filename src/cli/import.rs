@@ -199,11 +199,15 @@ fn summary(manifest: &Manifest, format: &str, out: &Path) -> String {
         0 => String::new(),
         n => format!(" and {n} kernels"),
     };
+    let counted = |table: &str, noun: &str| match rows(table) {
+        1 => format!("1 {noun}"),
+        n => format!("{n} {noun}s"),
+    };
     format!(
-        "imported {} requests in {} steps with {} routed rows{kernels} from {format} ({windows}): {}",
-        rows("requests"),
-        rows("steps"),
-        rows("routes"),
+        "imported {} in {} with {}{kernels} from {format} ({windows}): {}",
+        counted("requests", "request"),
+        counted("steps", "step"),
+        counted("routes", "routed row"),
         out.display()
     )
 }

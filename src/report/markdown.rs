@@ -13,11 +13,10 @@ pub fn render(report: &Report) -> String {
     let emulated = if run.emulated { ", emulated" } else { "" };
     let drafts = run.drafter.draft_len.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
     let model = format!(
-        "{}, drafter {} with {drafts} drafts, on {} {}{emulated}: {} requests, {} verify steps, {} tokens.",
+        "{}, drafter {} with {drafts} drafts, on {}{emulated}: {} requests, {} verify steps, {} tokens.",
         run.model.name,
         run.drafter.kind,
-        run.device.kind,
-        run.device.name,
+        run.device.label(),
         count(totals.requests),
         count(totals.verify_steps),
         count(totals.tokens_emitted)

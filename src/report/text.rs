@@ -136,7 +136,7 @@ impl View<'_> {
             format!(", {}", counted(n.into(), if run.device.kind == "cpu" { "thread" } else { "multiprocessor" }))
         });
         let emulated = if run.emulated { ", emulated" } else { "" };
-        let device = format!("{} {}{units}, {}{emulated}", run.device.kind, run.device.name, run.engine);
+        let device = format!("{}{units}, {}{emulated}", run.device.label(), run.engine);
         [("trace", &name), ("model", &model), ("drafting", &drafting), ("workload", &workload), ("device", &device)]
             .map(|(title, text)| self.lines(title, &plain(text)))
             .concat()
@@ -191,18 +191,19 @@ impl View<'_> {
         let stats = &overall.stats;
         let Some(union) = &stats.union else { return String::new() };
         let mut text = format!(
-            "{:.2} experts{} over {} rows, p99 {}, {}",
+            "{:.2} experts{} over {} rows, p99 {}{}",
             union.mean,
             range_of(union.ci95),
             stats.rows,
             union.p99,
-            of_uniform(stats).map_or_else(String::new, |(share, n)| format!("{share} of uniform ({n:.2})"))
+            of_uniform(stats).map_or_else(String::new, |(share, n)| format!(", {share} of uniform ({n:.2})"))
         );
         if let Some(lift) = stats.lift {
             text.push_str(&format!(", lift {lift:.2}"));
         }
         if let Some(lift) = stats.popularity_lift {
-            text.push_str(&format!(" ({lift:.2} beyond popularity)"));
+            let beyond = format!("{lift:.2} beyond popularity");
+            text.push_str(&if stats.lift.is_some() { format!(" ({beyond})") } else { format!(", lift {beyond}") });
         }
         let mut out = self.lines("union", &text);
         let rows = |values: &[f64]| values.iter().map(|v| format!("{v:.2}")).collect::<Vec<_>>().join("  ");
@@ -293,8 +294,9 @@ impl View<'_> {
         if let Some(prefill) = &self.report.prefill {
             let loads: Vec<f64> = prefill.layers.iter().filter_map(|l| Some(l.load?.effective_experts)).collect();
             let mean = loads.iter().sum::<f64>() / loads.len() as f64;
+            let load = if loads.is_empty() { String::new() } else { format!(", {mean:.0} effective experts on average") };
             let rows = Unit::Count.show(prefill.layers.iter().map(|l| l.rows).max().unwrap_or(0) as f64);
-            let text = format!("{rows} rows a layer, {mean:.0} effective experts on average; not part of the numbers above");
+            let text = format!("{rows} rows a layer{load}; not part of the numbers above");
             out.push_str(&self.lines("prefill", &text));
         }
         if out.is_empty() { out } else { format!("\n{out}") }

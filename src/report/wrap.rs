@@ -40,12 +40,12 @@ pub fn titled(title: &str, text: &str, width: usize, color: bool) -> String {
     }
 }
 
-/// The words of a text; a lone `%` stays with the number before it.
+/// The words of a text; a lone `%` and a group of three digits stay with the number before them.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match words.last_mut() {
-            Some(last) if word.starts_with('%') => {
+            Some(last) if word.starts_with('%') || (goes_on(word) && last.ends_with(|c: char| c.is_ascii_digit())) => {
                 last.push(' ');
                 last.push_str(word);
             }
@@ -55,9 +55,23 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
+/// Whether a word is the next group of a number's digits, with what may follow a number.
+fn goes_on(word: &str) -> bool {
+    let digits = word.bytes().take_while(u8::is_ascii_digit).count();
+    digits == 3 && !word[3..].starts_with(|c: char| c.is_alphanumeric() || c == '.')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_not_taken_apart() {
+        assert_eq!(
+            words("over 1 270 passes, 17 % (12 345), 3 100x 4 1.5 2000"),
+            ["over", "1 270", "passes,", "17 %", "(12 345),", "3", "100x", "4", "1.5", "2000"]
+        );
+    }
 
     #[test]
     fn lines_break_at_blanks() {

@@ -213,6 +213,13 @@ pub struct DeviceInfo {
     pub units: Option<u32>,
 }
 
+impl DeviceInfo {
+    /// Kind and name for people; `unknown` once where neither is known.
+    pub fn label(&self) -> String {
+        if self.kind == self.name { self.kind.clone() } else { format!("{} {}", self.kind, self.name) }
+    }
+}
+
 /// What the recording itself did and cost.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Instrumentation {

@@ -163,7 +163,7 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
             "steps",
             format!("{}: {} prefill, {} decode, {} verify", totals.steps, totals.prefill_steps, totals.decode_steps, totals.verify_steps),
         ),
-        ("device", format!("{} {}{}", run.device.kind, run.device.name, if run.emulated { " (emulated)" } else { "" })),
+        ("device", format!("{}{}", run.device.label(), if run.emulated { " (emulated)" } else { "" })),
         ("engine", run.engine.clone()),
         ("written by", format!("{}, trace format {}", run.written_by, run.format_version)),
         ("token hash", run.token_hash.clone().unwrap_or_else(|| "none".to_owned())),
