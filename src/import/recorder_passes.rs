@@ -150,6 +150,9 @@ impl<'a> Passes<'a> {
         if self.axis.is_empty() {
             return Ok(());
         }
+        if array.layers != self.axis.len() {
+            return Err(self.wrong(pass, format!("ids of {} layers, the passes before have {}", array.layers, self.axis.len())));
+        }
         survey.report(self.sink);
         let segments = self.segments(pass, rows)?;
         self.batch(pass, &segments, &array, &survey)

@@ -2,6 +2,8 @@
 
 use super::pt::{P, ints, save, tensor, with_pickle};
 use super::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use specprof::trace::Phase;
 use specprof::trace::manifest::{IdSpace, WindowCompleteness};
 
@@ -236,6 +238,11 @@ fn trees_and_passes_that_do_not_add_up_are_named() {
     let no_key =
         P::Dict(vec![("forward_pass_id", P::Int(1)), ("topk_ids_of_layer", tensor(&[1, 1, 8], &[1; 8])), ("forward_mode", P::Int(1))]);
     assert!(error(vec![no_key]).contains("record 0: input_ids"));
+    let other = record(2, 2, &[14], &[3], None, tensor(&[2, 1, WIDTH], &[-1, -1, -1, -1, -1, -1, -1, -1, 1, 2, 3, 4, -1, -1, -1, -1]));
+    assert!(
+        error(vec![pass(1, 1, &[11, 12, 13], &[0, 1, 2], Some(&[3])), other])
+            .contains("record 1: ids of 2 layers, the passes before have 3")
+    );
     // Rows that are there twice, as a captured graph has left them, are nobody's: the tokens stay.
     let ids: Vec<i32> = (0..LAYERS as i32 * 8 * 8).map(|i| i % 16).collect();
     let doubled = record(2, 2, &[12, 22, 32, 42], &[1, 1, 1, 1], None, tensor(&[LAYERS, 8, WIDTH], &ids));
@@ -322,4 +329,53 @@ fn pickles_that_would_run_code_are_refused_by_name() {
     pickle.extend(b"(\x8a\x06\x00\x00\x00\x00\x00\x01K\x01K\x01t(K\x00K\x01K\x01t\x89ccollections\nOrderedDict\n)RtR.");
     let error = refused(&["torch", &written(&dir, "view.pt", &with_pickle(&pickle, &[vec![0; 4]]))]);
     assert!(error.contains("times the file's bytes") || error.contains("at most"), "{error}");
+}
+
+/// A server that starts, verifies and ends requests at random; what it accepted is found again, or said to be unknown.
+#[test]
+fn what_a_random_server_accepted_is_found_again() {
+    const WINDOW: i64 = 4;
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let mut below = |n: u32| i64::from(rng.next_u32() % n);
+    // Position of the next window's anchor, by request in the batch's order.
+    let mut batch: Vec<i64> = Vec::new();
+    let (mut records, mut truth, mut anchors, mut token) = (Vec::new(), BTreeMap::new(), Vec::new(), 100i64);
+    for pass_id in 1..=150 {
+        if batch.len() < 3 || below(5) == 0 {
+            let lengths: Vec<i64> = (0..1 + below(2)).map(|_| 1 + below(40)).collect();
+            let positions: Vec<i64> = lengths.iter().flat_map(|&n| 0..n).collect();
+            let tokens: Vec<i64> = positions.iter().map(|p| 50 + p).collect();
+            records.push(pass(pass_id, 1, &tokens, &positions, Some(&lengths)));
+            batch.extend(&lengths);
+            anchors.extend(lengths.iter().map(|_| 0i64));
+            continue;
+        }
+        let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+        for anchor in &mut anchors {
+            *anchor = token;
+            tokens.extend(token..token + WINDOW);
+            token += WINDOW;
+        }
+        batch.iter().for_each(|&start| positions.extend(start..start + WINDOW));
+        records.push(pass(pass_id, 5, &tokens, &positions, None));
+        // What is kept, and who ends: of the last window of a request nobody records it.
+        let kept: Vec<(i64, bool)> = batch.iter().map(|_| (below(WINDOW as u32), below(12) == 0)).collect();
+        for (&anchor, &(accepted, ends)) in anchors.iter().zip(&kept) {
+            truth.insert(anchor as u32, (!ends).then_some(accepted as u16));
+        }
+        let stays: Vec<usize> = (0..batch.len()).filter(|&i| !kept[i].1).collect();
+        batch = stays.iter().map(|&i| batch[i] + kept[i].0 + 1).collect();
+        anchors = stays.iter().map(|&i| anchors[i]).collect();
+    }
+    let t = of_records(records);
+    let steps = t.trace.steps_with_details().unwrap();
+    let mut found = 0;
+    for i in (0..steps.len()).filter(|&i| steps.phase[i] == Phase::Verify) {
+        let anchor = steps.input_tokens.get(i)[0];
+        assert_eq!(truth[&anchor], Some(steps.accepted[i]), "the window of token {anchor}");
+        found += 1;
+    }
+    // Those in flight at the end, and those in doubt, are missing.
+    let known = truth.values().flatten().count();
+    assert!(found * 10 >= known * 9, "{found} of {known} windows");
 }
