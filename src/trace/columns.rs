@@ -145,6 +145,7 @@ pub(super) struct StepColumns {
     draft_host_ns: Vec<i64>,
     target_host_ns: Vec<i64>,
     device_ns: Vec<Option<i64>>,
+    pass_id: Vec<Option<u32>>,
 }
 
 impl StepColumns {
@@ -168,6 +169,7 @@ impl StepColumns {
             draft_host_ns: Vec::new(),
             target_host_ns: Vec::new(),
             device_ns: Vec::new(),
+            pass_id: Vec::new(),
         }
     }
 
@@ -191,6 +193,7 @@ impl StepColumns {
         self.draft_host_ns.push(step.draft_host_ns);
         self.target_host_ns.push(step.target_host_ns);
         self.device_ns.push(step.device_ns);
+        self.pass_id.push(step.pass_id);
     }
 }
 
@@ -217,6 +220,7 @@ impl Columns for StepColumns {
             Arc::new(Int64Array::from(take(&mut self.draft_host_ns))),
             Arc::new(Int64Array::from(take(&mut self.target_host_ns))),
             Arc::new(Int64Array::from(take(&mut self.device_ns))),
+            Arc::new(UInt32Array::from(take(&mut self.pass_id))),
         ];
         RecordBatch::try_new(self.schema.clone(), columns)
     }

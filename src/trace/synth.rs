@@ -273,6 +273,7 @@ impl<'a> Source<'a> {
             accepted,
             context_len: *context,
             input_tokens,
+            pass_id: None,
             parents: None,
             emitted_tokens,
             draft_probs,

@@ -75,6 +75,8 @@ pub struct Steps {
     pub draft_host_ns: Vec<i64>,
     pub target_host_ns: Vec<i64>,
     pub device_ns: Vec<Option<i64>>,
+    /// `None` where a step had a pass to itself, and everywhere in traces before 1.2.
+    pub pass_id: Vec<Option<u32>>,
     pub emitted_tokens: Lists<u32>,
     /// Empty unless asked for.
     pub input_tokens: Lists<u32>,
@@ -116,9 +118,12 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<S
         let kept: Vec<_> = wanted.fields().iter().filter(|f| !left_out.contains(&f.name().as_str())).cloned().collect();
         wanted = Schema::new(kept).into();
     }
+    let older = Schema::new(wanted.fields().iter().filter(|f| f.name() != col::PASS_ID).cloned().collect::<Vec<_>>());
     let mut budget = Budget::new(schema::STEPS, parts)?;
     for part in parts {
-        read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {
+        let has_passes = part.metadata.schema().fields().iter().any(|f| f.name() == col::PASS_ID);
+        let wanted: &Schema = if has_passes { &wanted } else { &older };
+        read_part(part, schema::STEPS, wanted, &mut budget, |rows, _| {
             let first = steps.len();
             steps.step_id.extend(rows.numbers::<UInt32Type>(col::STEP_ID)?);
             steps.request_id.extend(rows.numbers::<UInt32Type>(col::REQUEST_ID)?);
@@ -131,6 +136,9 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns) -> Result<S
             steps.draft_host_ns.extend(rows.numbers::<Int64Type>(col::DRAFT_HOST_NS)?);
             steps.target_host_ns.extend(rows.numbers::<Int64Type>(col::TARGET_HOST_NS)?);
             steps.device_ns.extend(rows.maybe_numbers::<Int64Type>(col::DEVICE_NS)?);
+            let passes = if has_passes { rows.maybe_numbers::<UInt32Type>(col::PASS_ID)? } else { Vec::new() };
+            steps.pass_id.extend(passes);
+            steps.pass_id.resize(steps.step_id.len(), None);
             rows.lists::<UInt32Type>(col::EMITTED_TOKENS, |list| {
                 steps.emitted_tokens.push(list.unwrap_or_default());
                 list.is_some()

@@ -1,6 +1,8 @@
 //! Whether a trace's tables agree with its manifest and with each other: `inspect --check`, importers, tests.
 
+use super::event::wrong_parent;
 use super::manifest::WindowCompleteness;
+use super::passes::PassOrder;
 use super::schema::col;
 use super::tables::Steps;
 use super::{Component, ExpertSet, Manifest, Module, Phase, RequestEvent, TelemetrySample, Trace, TraceError, token_hash};
@@ -112,9 +114,7 @@ fn check_steps(v: &mut Validation, steps: &Steps) {
         let rows = usize::from(steps.rows[i]);
         let parents = steps.parents[i].as_deref();
         let probs = steps.draft_probs[i].as_deref();
-        let bad_parent =
-            |parents: &[i16]| parents.iter().enumerate().any(|(row, &parent)| parent < -1 || (row > 0 && i64::from(parent) >= row as i64));
-        if parents.is_some_and(|p| p.len() != rows || bad_parent(p)) {
+        if parents.is_some_and(|p| p.len() != rows || wrong_parent(p).is_some()) {
             Some(format!("parents do not fit {rows} rows"))
         } else if probs.is_some_and(|p| p.len() + 1 != rows || p.iter().any(|q| !(0.0..=1.0).contains(q))) {
             Some(format!("draft probabilities do not fit {rows} rows"))
@@ -123,6 +123,9 @@ fn check_steps(v: &mut Validation, steps: &Steps) {
         }
     });
     v.add("step_drafts", broken, "parents and draft probabilities fit the rows");
+    let mut passes = PassOrder::default();
+    let broken = first(steps, |i| passes.next(steps.pass_id[i], steps.request_id[i]).err());
+    v.add("step_passes", broken, "steps of a pass are of different requests and come together");
     let broken = first(steps, |i| {
         let (emitted, most) = (steps.emitted_tokens.get(i).len(), usize::from(steps.accepted[i]) + 1);
         // Verify and decode emit at least the bonus token, unless the request was cut before it.

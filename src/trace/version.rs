@@ -4,6 +4,7 @@
 //!
 //! * **1.0**: the first: `requests`, `steps`, `routes`, `telemetry` and `manifest.json`.
 //! * **1.1**: the table `kernels`; `instrumentation.copy_gb_per_s`.
+//! * **1.2**: `steps.pass_id`, the forward pass that steps of several requests share.
 //!
 //! An additional column, table or manifest key is a new minor version; anything that makes an older
 //! reader misunderstand the data is a new major version.
@@ -22,7 +23,7 @@ pub struct FormatVersion {
 }
 
 /// The version that this build writes. What each version brought is in the [module's](self) changelog.
-pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 1 };
+pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 2 };
 
 impl FormatVersion {
     /// Parses `major.minor`.
