@@ -321,6 +321,7 @@ fn forget_rejected(report: &mut Report) {
         stats.wasted_mean = None;
         stats.wasted_by_row = None;
         stats.marginal_rejected = None;
+        stats.accepted_path.iter_mut().for_each(|path| path.wasted_mean = None);
     }
     for request in &mut report.by_request {
         request.wasted_mean = None;

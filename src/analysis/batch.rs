@@ -4,8 +4,8 @@
 //! together when all units are read.
 
 use super::AnalysisError;
-use super::passes::{Pass, Passes};
 use super::pass::Plan;
+use super::passes::{Pass, Passes};
 use super::source::{RouteSlice, RouteSource};
 use super::stats::Ratios;
 use super::window::{Context, outside, unlisted};
@@ -352,6 +352,10 @@ fn report(plan: &Plan<'_>, passes: &Passes, counted: &Counted, options: &Options
         requests_histogram,
         overall: stats(layers),
         layers: plan.layers.iter().enumerate().filter_map(|(at, &layer)| Some(BatchLayer { layer, stats: stats(at)? })).collect(),
-        by_requests: counted.by_requests.iter().filter_map(|(&requests, sums)| Some(BatchSize { requests, stats: sums.stats()? })).collect(),
+        by_requests: counted
+            .by_requests
+            .iter()
+            .filter_map(|(&requests, sums)| Some(BatchSize { requests, stats: sums.stats()? }))
+            .collect(),
     }
 }

@@ -44,8 +44,8 @@ pub use groups::GroupBy;
 pub use parallel::Parallel;
 use source::RouteSource;
 use steps::{StepRow, StepTable};
-use trees::Trees;
 pub use trace_source::{analyze, analyze_trace, analyze_wanted};
+use trees::Trees;
 
 /// Why a trace cannot be analysed.
 #[derive(Debug, thiserror::Error)]

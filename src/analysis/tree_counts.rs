@@ -47,11 +47,9 @@ impl TreeCounts {
     pub fn merge(&mut self, other: &Self) {
         self.windows += other.windows;
         self.unknown += other.unknown;
-        for (mine, theirs) in [
-            (&mut self.marginal, &other.marginal),
-            (&mut self.by_rows, &other.by_rows),
-            (&mut self.by_ancestors, &other.by_ancestors),
-        ] {
+        for (mine, theirs) in
+            [(&mut self.marginal, &other.marginal), (&mut self.by_rows, &other.by_rows), (&mut self.by_ancestors, &other.by_ancestors)]
+        {
             mine.resize(mine.len().max(theirs.len()), 0);
             add(mine, theirs);
         }
@@ -179,7 +177,11 @@ mod tests {
             .iter()
             .map(|row| {
                 let before = seen.len();
-                row.iter().for_each(|id| if !seen.contains(id) { seen.push(*id) });
+                row.iter().for_each(|id| {
+                    if !seen.contains(id) {
+                        seen.push(*id)
+                    }
+                });
                 (seen.len() - before) as u64
             })
             .collect();

@@ -142,7 +142,10 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
     }
     match advice {
         None if plan.trees.is_some() => {
-            warn("no_advice", "a best draft length needs verify windows that are chains: the first rows of a tree are no shorter draft".into());
+            warn(
+                "no_advice",
+                "a best draft length needs verify windows that are chains: the first rows of a tree are no shorter draft".into(),
+            );
         }
         None => warn("no_advice", "a best draft length needs verify windows with all their rows".into()),
         Some(advice) if advice.best_draft_len.is_none() => {

@@ -42,7 +42,7 @@ pub struct Args {
     /// Checkpoint directory of a separate drafter (with --draft dspark)
     #[arg(long, value_name = "DIR", help_heading = "Drafting")]
     draft_model: Option<PathBuf>,
-    /// Drafts per verify step, 1 to 15
+    /// Drafts per verify step, 1 to 15. Each continues the one before: the engine verifies chains, no trees
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), help_heading = "Drafting")]
     draft_len: u16,
     /// Plain decode steps to interleave over the run, so that the verify ratio is measured in it

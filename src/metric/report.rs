@@ -329,7 +329,7 @@ pub struct RequestIdentity {
     pub prompt: Option<String>,
     /// Of the emitted tokens, in order.
     pub output: String,
-    /// Of every verify step's number of rows, number of accepted drafts and input tokens, in order. Two requests of
+    /// Of every verify step's number of rows, number of accepted drafts, input tokens and, where there are any, parents, in order. Two requests of
     /// the same prompt and windows asked the same of every router.
     pub windows: String,
 }

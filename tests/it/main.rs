@@ -14,6 +14,7 @@ mod pages;
 mod readme;
 mod record;
 mod report;
+mod shapes;
 mod speculation;
 mod sweep;
 mod text;
