@@ -32,8 +32,8 @@ impl Probe for Shaped<'_> {
             let twins = self.twins && i % 5 == 0;
             step.input_tokens = (0..u32::from(ROWS)).map(|row| if twins { 40 } else { 40 + row }).collect();
             let end = (i / 3) as i16 % ROWS as i16;
-            let mut path: Vec<i16> =
-                std::iter::successors(Some(end), |&row| Some(parents[row as usize])).take_while(|&row| row >= 0).collect();
+            let above = |&row: &i16| Some(parents[row as usize]).filter(|&parent| parent >= 0);
+            let mut path: Vec<i16> = std::iter::successors(Some(end), above).collect();
             path.reverse();
             step.accepted = path.len() as u16 - 1;
             step.emitted_tokens = path[1..].iter().map(|&row| step.input_tokens[row as usize]).chain([9]).collect();
