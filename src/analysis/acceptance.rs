@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 ///
 /// * tokens per step τ = mean of accepted + 1
 /// * emitted per step = mean number of tokens added to the output; less than τ where a request ended inside a window
-/// * by position i: windows with accepted >= i / windows that had draft i (rows > i)
+/// * by position i: windows with accepted >= i / windows that had draft i (rows > i; of trees, a row i deep)
 /// * conditional: windows that had draft i and accepted >= i / those that had it and accepted >= i - 1
 ///
 /// Accepted 0, 2, 3, 3 of three drafts: mean 2, τ 3; positions 3/4, 3/4, 2/4; conditional 3/4, 3/3, 2/3; histogram [1, 0, 1, 2].
@@ -20,14 +20,14 @@ pub fn acceptance(table: &StepTable, resamples: usize, seed: u64) -> Acceptance 
 /// [`acceptance`] over the verify steps among some steps.
 pub fn acceptance_of<'a>(steps: impl Iterator<Item = &'a Step>, resamples: usize, seed: u64) -> Acceptance {
     let verify: Vec<&Step> = steps.filter(|s| s.is_verify() && s.rows > 0).collect();
-    let Some(most) = verify.iter().map(|s| usize::from(s.rows) - 1).max() else { return Acceptance::default() };
+    let Some(most) = verify.iter().map(|s| usize::from(s.drafts)).max() else { return Acceptance::default() };
     // had[i]: windows with draft i; reached[i]: of those, accepted >= i - 1; kept[i]: accepted >= i. Entry 0 is unused.
     // A window counts for every i up to a last one: it is counted there, and the sums run down from the end.
     let (mut histogram, mut had, mut reached, mut kept) =
         (vec![0u64; most + 1], vec![0u64; most + 1], vec![0u64; most + 1], vec![0u64; most + 1]);
     let mut by_request: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for step in &verify {
-        let (drafts, accepted) = (usize::from(step.rows) - 1, usize::from(step.accepted));
+        let (drafts, accepted) = (usize::from(step.drafts), usize::from(step.accepted));
         histogram[accepted.min(most)] += 1;
         had[drafts] += 1;
         reached[drafts.min(accepted + 1)] += 1;

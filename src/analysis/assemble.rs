@@ -5,14 +5,14 @@ use super::counts::{COVERAGE_ONE, LoadCounts, RequestSums, WindowCounts};
 use super::frames::{self, By, NarrowRow};
 use super::pass::{PassCounts, Plan};
 use super::stats::Ratios;
-use super::{AnalysisError, Input, Options, Wanted, advise, forget, formulas, groups, warnings};
+use super::{AnalysisError, Input, Options, Wanted, advise, batch, forget, formulas, groups, warnings};
 use crate::metric::Interval;
 use crate::metric::report::{
     self, DraftLayer, DraftReport, LayerReport, Load, Overall, Report, RequestReport, RunFacts, SCHEMA, Spread, Totals, WindowStats,
 };
 use crate::trace::Phase;
 use crate::trace::manifest::Manifest;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Makes the report of what the pass counted.
 ///
@@ -76,9 +76,11 @@ pub fn assemble(
         advice: None,
         groups: None,
         expert_parallel: None,
+        batch: None,
         warnings: Vec::new(),
     };
     forget::unknown(&mut report, input.manifest);
+    report.batch = batch::analyze(input, plan, options)?;
     let limits = super::cost::fill(&mut report, input, plan, counts, options)?;
     if let Some(by) = &wanted.by {
         report.groups = Some(groups::groups(input, plan, counts, &report.layers, dominant, by, options)?);
@@ -142,7 +144,9 @@ impl Builder<'_> {
     fn stats(&self, counts: &WindowCounts, ci95: Option<Interval>, popularity: Option<f64>) -> WindowStats {
         let (windows, k, experts) = (counts.windows, self.plan.k as f64, self.plan.experts as f64);
         let mean = |sum: u64| sum as f64 / windows as f64;
-        let ratio = |sum: u64, n: u64| (n > 0).then(|| sum as f64 / n as f64);
+        // Nothing is said of kept and rejected rows where they are not known of every window.
+        let known = counts.trees.as_ref().is_none_or(|trees| trees.unknown == 0);
+        let ratio = |sum: u64, n: u64| (known && n > 0).then(|| sum as f64 / n as f64);
         let union = formulas::union(&counts.union_hist).map(|u| crate::metric::report::Union { ci95, ..u });
         let mut prefix = 0;
         let prefix_union = counts.marginal.iter().map(|m| {
@@ -160,7 +164,7 @@ impl Builder<'_> {
             // What rejected rows add up to is what the kept rows had not touched: the wasted experts.
             marginal_rejected: ratio(counts.wasted, counts.rejected_rows),
             wasted_mean: ratio(counts.wasted, windows),
-            wasted_by_row: (windows > 0).then(|| counts.wasted_by_row.iter().map(|&w| mean(w)).collect()),
+            wasted_by_row: (known && windows > 0).then(|| counts.wasted_by_row.iter().map(|&w| mean(w)).collect()),
             pairwise: formulas::pairwise(counts),
             lag_overlap_frac: formulas::by_lag(counts, |o, k| o / k),
             lag_jaccard: formulas::by_lag(counts, |o, k| o / (2.0 * k - o)),
@@ -169,6 +173,8 @@ impl Builder<'_> {
             popularity_union: popularity,
             lift: lift(Some(uniform)),
             popularity_lift: lift(popularity),
+            by_depth: formulas::by_depth(counts),
+            accepted_path: formulas::accepted_path(counts),
             union,
         }
     }
@@ -194,6 +200,8 @@ fn empty(rows: usize) -> WindowStats {
         popularity_union: None,
         lift: None,
         popularity_lift: None,
+        by_depth: None,
+        accepted_path: None,
     }
 }
 
@@ -269,29 +277,38 @@ fn narrow(plan: &Plan<'_>, counts: &PassCounts) -> Vec<NarrowRow> {
 }
 
 fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>, groups: &[frames::Group]) -> Vec<RequestReport> {
+    let unknown: BTreeSet<u32> = plan
+        .trees
+        .iter()
+        .flat_map(|trees| trees.unknown_paths())
+        .filter_map(|at| plan.steps.steps.get(at))
+        .filter(|step| Some(usize::from(step.rows)) == dominant)
+        .map(|step| step.request)
+        .collect();
     let report = |(at, span): (u32, &super::steps::RequestSpan)| {
+        let known = !unknown.contains(&at);
         let group = groups.binary_search_by_key(&span.request_id, |g| g.key).ok().and_then(|at| groups.get(at));
         RequestReport {
             request_id: span.request_id,
             verify_steps: span.verify_steps,
             tokens_per_step: (span.verify_steps > 0).then(|| (span.accepted + span.verify_steps) as f64 / span.verify_steps as f64),
             union_mean: group.and_then(frames::Group::union_mean),
-            wasted_mean: group.filter(|g| g.windows > 0).map(|g| g.wasted as f64 / g.windows as f64),
+            wasted_mean: group.filter(|g| known && g.windows > 0).map(|g| g.wasted as f64 / g.windows as f64),
             accepted: Some(span.accepted),
-            sums: dominant.map(|rows| sums_by_layer(plan, counts, (at, rows))),
+            sums: dominant.map(|rows| sums_by_layer(plan, counts, (at, rows), known)),
             identity: None,
         }
     };
     (0u32..).zip(&plan.steps.requests).map(report).collect()
 }
 
-/// What a request adds to the layers' means: zeros where it has no window.
-fn sums_by_layer(plan: &Plan<'_>, counts: &PassCounts, key: (u32, usize)) -> report::RequestSums {
+/// What a request adds to the layers' means: zeros where it has no window. `known` says whether its rejected rows are.
+fn sums_by_layer(plan: &Plan<'_>, counts: &PassCounts, key: (u32, usize), known: bool) -> report::RequestSums {
     let none = vec![RequestSums::default(); plan.layers.len()];
     let found = counts.sums.binary_search_by_key(&key, |(k, _)| *k).ok().and_then(|at| counts.sums.get(at));
     let sums = found.map_or(&none, |(_, sums)| sums);
     let column = |of: fn(&RequestSums) -> u64| sums.iter().map(of).collect();
-    report::RequestSums { windows: column(|s| s.windows), union: column(|s| s.union), wasted: Some(column(|s| s.wasted)) }
+    report::RequestSums { windows: column(|s| s.windows), union: column(|s| s.union), wasted: known.then(|| column(|s| s.wasted)) }
 }
 
 fn totals(input: &Input<'_>) -> Totals {

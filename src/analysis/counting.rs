@@ -7,6 +7,8 @@ use super::layer_state::{LayerState, NO_STAMP};
 use super::overlap::{self, MAX_PAIR_ROWS, Overlaps, pairs};
 use super::pass::{Edge, Irregular, PassCounts, Plan, WindowUnion};
 use super::step_sums::StepAdder;
+use super::tree_counts::{Tree, TreeCounter, TreeCounts};
+use super::trees::Shape;
 use super::window::{Context, Window, WindowSink, outside, unlisted};
 
 /// Counts the windows of one unit.
@@ -22,6 +24,7 @@ pub struct Counting {
     /// Place of the current request's sums, by (request, rows).
     sums_of: Option<((u32, usize), usize)>,
     coverage: Coverage,
+    trees: Option<TreeCounter>,
 }
 
 impl Counting {
@@ -36,6 +39,7 @@ impl Counting {
             pairs: Vec::new(),
             sums_of: None,
             coverage: Coverage::new(plan.experts),
+            trees: plan.trees.map(|_| TreeCounter::new(plan.experts)),
         }
     }
 
@@ -146,16 +150,11 @@ impl Counting {
         let shared = state.window(&ids[..rows * k], k, stamp, if known { None } else { Some(&mut self.added) });
         let shared = shared.ok_or_else(|| outside(context, layer, plan.experts))?;
 
-        let (mut union, mut kept) = (0, 0);
-        for (i, ((&new, sum), wasted)) in self.added.iter().zip(&mut counts.marginal).zip(&mut counts.wasted_by_row).enumerate() {
-            union += new;
-            *sum += new;
-            if i <= accepted {
-                kept = union;
-            } else {
-                *wasted += new;
-            }
-        }
+        let tree = plan.trees.and_then(|trees| trees.get(context.at)).filter(|shape| shape.rows() == rows);
+        let (union, kept) = match tree {
+            None => counts.add_chain(&self.added, accepted),
+            Some(shape) => self.count_tree(plan, shape, context.at, ids, counts)?,
+        };
         if plan.keep_unions {
             self.out.unions.push(WindowUnion { at: context.at as u32, slot: slot as u16, union: union as u16 });
         }
@@ -163,10 +162,6 @@ impl Counting {
         if let Some(n) = counts.union_hist.get_mut(union as usize) {
             *n += 1;
         }
-        counts.kept_experts += kept;
-        counts.kept_rows += accepted as u64 + 1;
-        counts.wasted += union - kept;
-        counts.rejected_rows += (rows - 1 - accepted) as u64;
         if before != NO_STAMP {
             counts.add_reuse(union as usize, shared as usize);
         } else if requests.get(context.request as usize).is_some_and(|s| (s.first_verify as usize) < context.first) {
@@ -199,6 +194,39 @@ impl Counting {
             s.merge(&RequestSums { windows: 1, union, wasted: union - kept });
         }
         Ok(())
+    }
+}
+
+impl Counting {
+    /// Counts a window that is a tree; gives its union, and that of its accepted rows, which is the union where those are not
+    /// known.
+    #[cold]
+    #[inline(never)]
+    fn count_tree(
+        &mut self,
+        plan: &Plan<'_>,
+        shape: &Shape,
+        at: usize,
+        ids: &[u16],
+        counts: &mut WindowCounts,
+    ) -> Result<(u64, u64), AnalysisError> {
+        let rows = shape.rows();
+        if counts.trees.is_none() {
+            self.out.cells += TreeCounts::cells(rows, plan.k);
+            plan.limits.check(&self.out)?;
+        }
+        let pairs = if counts.pair_hist.is_empty() { 0 } else { pairs(rows) };
+        self.pairs.resize(pairs, 0);
+        if pairs > 0 {
+            self.overlaps.count(ids, plan.k, rows, &mut self.pairs);
+        }
+        let counter = self.trees.get_or_insert_with(|| TreeCounter::new(plan.experts));
+        let tree = Tree { shape, ids, added: &self.added, pairs: &self.pairs };
+        let (union, kept) = counter.add(tree, counts);
+        if let Some(kept) = kept {
+            *self.out.paths.entry(at as u32).or_default() += kept;
+        }
+        Ok((union, kept.unwrap_or(union)))
     }
 }
 

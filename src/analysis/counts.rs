@@ -1,6 +1,7 @@
 //! Integer counts of windows. They add up exactly, so the result depends neither on threads nor on how a trace is cut.
 
 use super::overlap::{MAX_PAIR_ROWS, pair_index, pairs};
+use super::tree_counts::TreeCounts;
 
 /// One over the resolution to which a window's mass coverage is rounded, so that sums of it are integers.
 pub const COVERAGE_ONE: f64 = (1u64 << 40) as f64;
@@ -40,6 +41,8 @@ pub struct WindowCounts {
     pub coverage_windows: u64,
     /// Windows that had gate weights of which no coverage can be made: none above 0, or one that is no number of at least 0.
     pub coverage_left_out: u64,
+    /// Of those windows that are trees; `None` where all are chains.
+    pub trees: Option<Box<TreeCounts>>,
 }
 
 impl WindowCounts {
@@ -63,6 +66,7 @@ impl WindowCounts {
             coverage: Vec::new(),
             coverage_windows: 0,
             coverage_left_out: 0,
+            trees: None,
         }
     }
 
@@ -74,7 +78,29 @@ impl WindowCounts {
 
     /// How many numbers it holds.
     pub fn cells(&self) -> usize {
-        3 * self.union_hist.len() + 2 * self.marginal.len() + self.pair_hist.len() + 2 * self.coverage.len()
+        let trees = if self.trees.is_some() { TreeCounts::cells(self.rows, self.k) } else { 0 };
+        3 * self.union_hist.len() + 2 * self.marginal.len() + self.pair_hist.len() + 2 * self.coverage.len() + trees
+    }
+
+    /// Takes a chain's rows into account, of which those up to `accepted` were kept. `added` is what each row adds to those
+    /// before. Gives its union, and that of its kept rows.
+    #[inline(always)]
+    pub fn add_chain(&mut self, added: &[u64], accepted: usize) -> (u64, u64) {
+        let (mut union, mut kept) = (0, 0);
+        for (i, ((&new, sum), wasted)) in added.iter().zip(&mut self.marginal).zip(&mut self.wasted_by_row).enumerate() {
+            union += new;
+            *sum += new;
+            if i <= accepted {
+                kept = union;
+            } else {
+                *wasted += new;
+            }
+        }
+        self.kept_experts += kept;
+        self.kept_rows += accepted as u64 + 1;
+        self.wasted += union - kept;
+        self.rejected_rows += (added.len() - 1 - accepted) as u64;
+        (union, kept)
     }
 
     /// Adds the windows of `other`, which has the same rows, k and experts.
@@ -87,6 +113,9 @@ impl WindowCounts {
         self.rejected_rows += other.rejected_rows;
         self.coverage_windows += other.coverage_windows;
         self.coverage_left_out += other.coverage_left_out;
+        if let Some(trees) = &other.trees {
+            self.trees.get_or_insert_default().merge(trees);
+        }
         add(&mut self.union_hist, &other.union_hist);
         add(&mut self.marginal, &other.marginal);
         add(&mut self.wasted_by_row, &other.wasted_by_row);

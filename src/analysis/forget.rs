@@ -24,7 +24,7 @@ fn all_stats(report: &mut Report) -> impl Iterator<Item = &mut WindowStats> {
 /// Without acceptance, nothing is known of kept rows either.
 fn acceptance(report: &mut Report) {
     rejected(report);
-    all_stats(report).for_each(|stats| stats.marginal_kept = None);
+    all_stats(report).for_each(|stats| (stats.marginal_kept, stats.accepted_path) = (None, None));
     for request in &mut report.by_request {
         (request.tokens_per_step, request.accepted) = (None, None);
     }
@@ -46,6 +46,7 @@ fn experts(report: &mut Report) {
 fn rejected(report: &mut Report) {
     for stats in all_stats(report) {
         (stats.wasted_mean, stats.wasted_by_row, stats.marginal_rejected) = (None, None, None);
+        stats.accepted_path.iter_mut().for_each(|path| path.wasted_mean = None);
     }
     for request in &mut report.by_request {
         request.wasted_mean = None;

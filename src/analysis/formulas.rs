@@ -2,6 +2,7 @@
 
 use super::counts::{LoadCounts, WindowCounts};
 use crate::metric::report::{Load, Union};
+use crate::metric::trees::{DepthStats, PathStats};
 
 /// Expected union of W independent rows of k uniform experts out of E (MoESD, NeurIPS 2025):
 ///
@@ -108,7 +109,9 @@ pub fn pairwise(counts: &WindowCounts) -> Option<Vec<Vec<f64>>> {
     Some((0..counts.rows).map(|i| (0..counts.rows).map(|j| mean(i, j)).collect()).collect())
 }
 
-/// Mean over the pairs of rows at each distance d = 0...rows-1 of a function of their overlap o.
+/// Mean over the pairs of rows at each distance d = 0...rows-1 of a function of their overlap o. The distance is that along
+/// the parents: of a chain it is that of the rows' numbers, of a tree it counts a row's ancestors, and rows of two branches
+/// have none. Ends with the largest distance that there is.
 ///
 /// Overlap share: o / k. Jaccard index: o / (2k - o), for two sets of k that share o have a union of 2k - o.
 /// k = 8 and o = 2 and 4: shares .25 and .5, mean .375; Jaccard 1/7 and 1/3, mean .238.
@@ -123,10 +126,58 @@ pub fn by_lag(counts: &WindowCounts, of: impl Fn(f64, f64) -> f64) -> Option<Vec
         for i in 0..counts.rows - d {
             super::counts::add(&mut hist, counts.pair(i, i + d));
         }
+        if let Some(trees) = &counts.trees {
+            let at = d * (counts.k + 1)..(d + 1) * (counts.k + 1);
+            let of = |pairs: &[u64]| pairs.get(at.clone()).unwrap_or_default().to_vec();
+            // Trees' pairs at that distance of numbers give way to those at that distance along the parents.
+            hist.iter_mut().zip(of(&trees.by_rows)).for_each(|(n, tree)| *n -= tree);
+            super::counts::add(&mut hist, &of(&trees.by_ancestors));
+        }
         let pairs: u64 = hist.iter().sum();
-        hist.iter().enumerate().map(|(o, &n)| n as f64 * of(o as f64, k)).sum::<f64>() / pairs as f64
+        (pairs > 0).then(|| hist.iter().enumerate().map(|(o, &n)| n as f64 * of(o as f64, k)).sum::<f64>() / pairs as f64)
     };
-    Some((0..counts.rows).map(|d| if d == 0 { 1.0 } else { lag(d) }).collect())
+    Some((0..counts.rows).map_while(|d| if d == 0 { Some(1.0) } else { lag(d) }).collect())
+}
+
+/// Unions by depth of the rows; `None` where every window is a chain.
+///
+/// A chain of k experts a row has one row at each depth, whose experts are k, and which adds what the row adds.
+pub fn by_depth(counts: &WindowCounts) -> Option<Vec<DepthStats>> {
+    let trees = counts.trees.as_ref()?;
+    let chains = counts.windows - trees.windows;
+    let depths = if chains > 0 { counts.rows } else { trees.depths.len() };
+    let mut prefix = 0;
+    let stats = |depth: usize| {
+        let tree = trees.depths.get(depth).copied().unwrap_or_default();
+        let by_row = |marginal: &[u64]| marginal.get(depth).copied().unwrap_or(0);
+        let added = if chains > 0 { by_row(&counts.marginal) - by_row(&trees.marginal) } else { 0 } + tree.added;
+        let windows = chains + tree.windows;
+        prefix += added;
+        let mean = |sum: u64| sum as f64 / counts.windows as f64;
+        DepthStats {
+            depth: depth as u16,
+            windows,
+            rows_mean: mean(chains + tree.rows),
+            union_mean: (chains * counts.k as u64 + tree.union) as f64 / windows as f64,
+            prefix_union: mean(prefix),
+            marginal: mean(added),
+        }
+    };
+    Some((0..depths).map(stats).collect())
+}
+
+/// Kept rows of windows of which some are trees; `None` where every window is a chain.
+pub fn accepted_path(counts: &WindowCounts) -> Option<PathStats> {
+    let unknown_windows = counts.trees.as_ref()?.unknown;
+    let windows = counts.windows - unknown_windows;
+    let mean = |sum: u64| (windows > 0).then(|| sum as f64 / windows as f64);
+    Some(PathStats {
+        windows,
+        unknown_windows,
+        rows_mean: mean(counts.kept_rows),
+        union_mean: mean(counts.kept_experts),
+        wasted_mean: mean(counts.wasted),
+    })
 }
 
 #[cfg(test)]

@@ -99,6 +99,8 @@ struct Sums {
     kept_experts: u64,
     kept_rows: u64,
     rejected_rows: u64,
+    /// A window is a tree whose accepted rows are not known.
+    unknown: bool,
     by_request: BTreeMap<u32, (u64, u64)>,
 }
 
@@ -126,7 +128,7 @@ pub fn groups(
             let names: HashMap<u32, &str> = input.requests.iter().map(|r| (r.request_id, r.id.as_str())).collect();
             let id = |step: &Step| table.requests.get(step.request as usize).map_or(step.request, |r| r.request_id);
             let of = |id: &u32| (id.to_string(), names.get(id).filter(|name| !name.is_empty()).map(|name| (*name).to_owned()));
-            collect(table, counts, rows, options, known, id, of)
+            collect(plan, counts, rows, options, known, id, of)
         }
         GroupBy::Context => {
             // Where nobody said how long the context was, the steps come last.
@@ -137,7 +139,7 @@ pub fn groups(
             let of = |&(first, last): &(u32, u32)| {
                 (if first == UNKNOWN_CONTEXT { "(unknown)".to_owned() } else { format!("{first}-{last}") }, None)
             };
-            collect(table, counts, rows, options, known, range, of)
+            collect(plan, counts, rows, options, known, range, of)
         }
         GroupBy::Tag(name) => {
             let values = tag_values(input.requests, name)?;
@@ -145,7 +147,7 @@ pub fn groups(
             // `None` sorts first, but belongs behind the values.
             let key = |step: &Step| value(step).map_or((true, String::new()), |value| (false, value));
             let of = |(missing, value): &(bool, String)| (if *missing { format!("(no {name})") } else { value.clone() }, None);
-            collect(table, counts, rows, options, known, key, of)
+            collect(plan, counts, rows, options, known, key, of)
         }
     };
     Ok(Groups { by: by.to_string(), groups })
@@ -175,9 +177,9 @@ fn tag_values(requests: &[RequestEvent], name: &str) -> Result<HashMap<u32, Stri
 ///
 /// * union of a group = Σ of its windows' unions / their number, a window being one step in one layer
 /// * added per kept row = Σ of prefix_union[accepted] / Σ (accepted + 1); per rejected row = Σ (union - prefix_union[accepted]) /
-///   Σ (rows - 1 - accepted)
+///   Σ (rows - 1 - accepted). Of a tree, the union of its accepted rows is in the place of prefix_union\[accepted\]
 fn collect<K: Ord + Clone>(
-    table: &StepTable,
+    plan: &Plan<'_>,
     counts: &PassCounts,
     rows: Option<usize>,
     options: &Options,
@@ -185,6 +187,7 @@ fn collect<K: Ord + Clone>(
     key: impl Fn(&Step) -> K,
     name: impl Fn(&K) -> (String, Option<String>),
 ) -> Vec<GroupReport> {
+    let table = plan.steps;
     let mut steps: BTreeMap<K, Vec<&Step>> = BTreeMap::new();
     for step in table.steps.iter().filter(|s| s.is_verify()) {
         steps.entry(key(step)).or_default().push(step);
@@ -198,7 +201,12 @@ fn collect<K: Ord + Clone>(
         group.added.resize(sum.added.len(), 0);
         group.added.iter_mut().zip(sum.added).for_each(|(total, &added)| *total += u64::from(added));
         group.union += sum.union();
-        group.kept_experts += sum.prefix(kept);
+        let tree = plan.trees.and_then(|trees| trees.get(sum.at as usize)).filter(|shape| shape.rows() == sum.added.len());
+        group.unknown |= tree.is_some_and(|shape| shape.path().is_none());
+        group.kept_experts += match tree {
+            Some(_) => counts.paths.get(&sum.at).copied().unwrap_or(0),
+            None => sum.prefix(kept),
+        };
         group.kept_rows += layers * (kept as u64 + 1);
         group.rejected_rows += layers * (sum.added.len() - 1 - kept) as u64;
         let (union, windows) = group.by_request.entry(step.request).or_default();
@@ -231,9 +239,9 @@ fn collect<K: Ord + Clone>(
                     prefix as f64 / s.windows as f64
                 })
                 .collect(),
-            marginal_kept: ratio(s.kept_experts, s.kept_rows).filter(|_| known.accepted),
-            marginal_rejected: ratio(s.union - s.kept_experts, s.rejected_rows).filter(|_| known.rejected),
-            wasted_mean: ratio(s.union - s.kept_experts, s.windows).filter(|_| known.rejected),
+            marginal_kept: ratio(s.kept_experts, s.kept_rows).filter(|_| known.accepted && !s.unknown),
+            marginal_rejected: ratio(s.union - s.kept_experts, s.rejected_rows).filter(|_| known.rejected && !s.unknown),
+            wasted_mean: ratio(s.union - s.kept_experts, s.windows).filter(|_| known.rejected && !s.unknown),
         }
     };
     steps.iter().map(report).collect()

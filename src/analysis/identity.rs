@@ -21,7 +21,7 @@ struct Hashers {
     windows: Sha256,
 }
 
-/// Identities by request, from `steps` with its input tokens. A prompt whose prefill rows are not as many as the
+/// Identities by request, from `steps` with its input tokens and parents. A prompt whose prefill rows are not as many as the
 /// request says, or are all token 0 or not known, is unknown.
 pub fn of(steps: &Steps, requests: &[RequestEvent]) -> HashMap<u32, RequestIdentity> {
     let mut all: HashMap<u32, Hashers> = HashMap::new();
@@ -38,6 +38,11 @@ pub fn of(steps: &Steps, requests: &[RequestEvent]) -> HashMap<u32, RequestIdent
             Phase::Verify => {
                 add(&mut hashers.windows, &[u32::from(steps.rows[at]), u32::from(steps.accepted[at])]);
                 add(&mut hashers.windows, input);
+                // Rows of a tree saw other rows than those of a chain of the same tokens did.
+                let parents = steps.parents.get(at).and_then(Option::as_deref).unwrap_or_default();
+                if (-1..).zip(parents).any(|(before, &parent)| parent != before) {
+                    parents.iter().for_each(|parent| hashers.windows.update(parent.to_le_bytes()));
+                }
             }
             Phase::Decode => {}
         }

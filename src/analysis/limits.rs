@@ -89,7 +89,14 @@ impl Limits {
             let reason = format!("its windows of {lengths} lengths in {layers} layers have more counts than any recording's");
             return Err(AnalysisError::TooLarge { reason });
         }
-        let sums = (counts.sums.len() as u64).saturating_mul(layers as u64);
+        self.check_sums((counts.sums.len() as u64).saturating_mul(layers as u64))
+    }
+
+    /// Checks a number of sums by request, or by group of requests, and layer.
+    ///
+    /// # Errors
+    /// [`AnalysisError::TooLarge`].
+    pub fn check_sums(&self, sums: u64) -> Result<(), AnalysisError> {
         if sums > self.sums {
             let size = size_of::<RequestSums>();
             let reason = format!("{sums} sums of {size} bytes by request and layer, its files can stand for {}", self.sums);

@@ -6,6 +6,7 @@
 mod acceptance;
 mod advise;
 mod assemble;
+mod batch;
 pub mod cost;
 mod counting;
 mod counts;
@@ -21,6 +22,7 @@ mod loads;
 mod overlap;
 pub mod parallel;
 mod pass;
+pub mod passes;
 pub mod source;
 mod stats;
 mod step_sums;
@@ -30,6 +32,8 @@ mod telemetry;
 pub(crate) mod tests;
 mod trace_source;
 mod transpose;
+mod tree_counts;
+pub mod trees;
 mod unit;
 mod warnings;
 mod window;
@@ -43,6 +47,7 @@ pub use parallel::Parallel;
 use source::RouteSource;
 use steps::{StepRow, StepTable};
 pub use trace_source::{analyze, analyze_trace, analyze_wanted};
+use trees::Trees;
 
 /// Why a trace cannot be analysed.
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +160,10 @@ pub struct Input<'a> {
     pub steps: &'a [StepRow],
     /// The drafter's probability of each draft, by step; empty where nothing is known.
     pub draft_probs: &'a [Option<Vec<f32>>],
+    /// Its windows that are trees.
+    pub trees: &'a Trees,
+    /// The forward pass of each step, where it shared one; empty where none did.
+    pub passes: &'a [Option<u32>],
     /// The requests that have an entry of their own.
     pub requests: &'a [RequestEvent],
     /// Its routes.
@@ -170,8 +179,9 @@ pub struct Input<'a> {
 /// # Errors
 /// When it cannot be read, or its tables contradict each other.
 pub fn analyze_input(input: &Input<'_>, options: &Options, wanted: &Wanted) -> Result<Report, AnalysisError> {
-    let table = StepTable::new(input.steps)?;
+    let table = StepTable::new(input.steps)?.with_trees(input.trees);
     let mut plan = plan_of(input.manifest, &table)?;
+    plan.trees = Some(input.trees).filter(|trees| !trees.is_empty());
     plan.keep_unions = input.timed.kernels.any();
     plan.limits = limits::Limits::new(&plan, input.routes.bytes());
     let counts = match input.manifest.window_completeness {

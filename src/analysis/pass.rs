@@ -7,6 +7,7 @@ use super::limits::Limits;
 use super::source::RouteSource;
 use super::step_sums::StepSums;
 use super::steps::StepTable;
+use super::trees::Trees;
 use super::unit::UnitPass;
 use super::window::WindowSink;
 use rayon::prelude::*;
@@ -28,6 +29,8 @@ pub struct Plan<'a> {
     pub k: usize,
     /// Experts per layer.
     pub experts: usize,
+    /// The steps whose windows are trees, where there are any.
+    pub trees: Option<&'a Trees>,
     /// Windows hold only the rows that were kept.
     pub kept_rows_only: bool,
     /// Whether each window's union is wanted, for its time.
@@ -64,6 +67,7 @@ impl<'a> Plan<'a> {
             slot_of,
             k,
             experts,
+            trees: None,
             kept_rows_only,
             keep_unions: false,
             draft_layers: Vec::new(),
@@ -142,6 +146,9 @@ pub struct PassCounts {
     pub prefill: BTreeMap<u16, LoadCounts>,
     /// What the rows of each verify step add, summed over its layers.
     pub steps: StepSums,
+    /// By index of a step whose window is a tree: the experts of its accepted rows, summed over its layers. Not there where
+    /// the accepted rows are not known.
+    pub paths: HashMap<u32, u64>,
     /// Windows that were left out.
     pub irregular: Irregular,
     /// Every window's union, by (step, slot); empty unless the plan wants them.
@@ -206,6 +213,7 @@ impl PassCounts {
             self.prefill.entry(layer).or_default().merge(&load);
         }
         self.steps.append(other.steps);
+        other.paths.into_iter().for_each(|(at, kept)| *self.paths.entry(at).or_default() += kept);
         self.irregular.add(other.irregular);
         self.unions.extend(other.unions);
     }

@@ -1,6 +1,7 @@
 //! The step table as the pass needs it: who a step belongs to, what it did, how many drafts it kept.
 
 use super::AnalysisError;
+use super::trees::{Shape, Trees};
 use crate::trace::Phase;
 use std::collections::HashMap;
 
@@ -36,6 +37,8 @@ pub struct Step {
     pub rows: u16,
     /// Accepted drafts.
     pub accepted: u16,
+    /// Most drafts that could be accepted: all of a chain, of a tree those of its deepest row.
+    pub drafts: u16,
     /// Tokens added to the output.
     pub emitted: u32,
     /// Tokens of the request in the cache before the step.
@@ -107,9 +110,18 @@ impl StepTable {
                 span.accepted += u64::from(row.accepted);
             }
             let StepRow { step_id, phase, rows, accepted, emitted, context_len, .. } = *row;
-            steps.push(Step { step_id, request, phase, rows, accepted, emitted, context_len });
+            steps.push(Step { step_id, request, phase, rows, accepted, drafts: rows.saturating_sub(1), emitted, context_len });
         }
         Ok(Self { steps, requests })
+    }
+
+    /// The same with the depths of its trees.
+    #[must_use]
+    pub fn with_trees(mut self, trees: &Trees) -> Self {
+        for (at, step) in self.steps.iter_mut().enumerate() {
+            step.drafts = trees.get(at).map_or(step.drafts, Shape::deepest);
+        }
+        self
     }
 
     /// Index of a step, looked for at `hint` and the place behind it first.

@@ -3,9 +3,10 @@
 use super::pass::Plan;
 use super::source::{RouteSlice, RouteSource};
 use super::steps::{StepRow, StepTable};
+use super::trees::{TreeRow, Trees};
 use super::{AnalysisError, Baseline, Input, KernelSource, Options, StepTime, Timed, Wanted, analyze_input, identity, plan_of, telemetry};
 use crate::metric::report::Report;
-use crate::trace::{Kernels, RouteUnit, Steps, Trace};
+use crate::trace::{Kernels, Phase, RouteUnit, Steps, Trace};
 use std::path::Path;
 
 /// The report of the trace in a directory.
@@ -31,10 +32,12 @@ pub fn analyze_trace(trace: &Trace, options: &Options) -> Result<Report, Analysi
 /// As [`analyze`]; when what is wanted is not in the trace or does not fit it; [`AnalysisError::Baseline`] when the other trace is of
 /// another model or device.
 pub fn analyze_wanted(trace: &Trace, baseline: Option<&Trace>, options: &Options, wanted: &Wanted) -> Result<Report, AnalysisError> {
-    let table = trace.steps_with_inputs()?;
+    let table = trace.steps_with_details()?;
     let requests = trace.requests()?;
     let mut identities = identity::of(&table, &requests);
+    let trees = trees(&table)?;
     let (steps, times, draft_probs) = (step_rows(&table), step_times(&table), table.draft_probs);
+    let passes = table.pass_id;
     let other = match baseline {
         Some(trace) => {
             let table = trace.steps()?;
@@ -53,6 +56,8 @@ pub fn analyze_wanted(trace: &Trace, baseline: Option<&Trace>, options: &Options
         manifest: trace.manifest(),
         steps: &steps,
         draft_probs: &draft_probs,
+        trees: &trees,
+        passes: &passes,
         requests: &requests,
         routes: &routes,
         timed,
@@ -92,6 +97,19 @@ fn step_rows(steps: &Steps) -> Vec<StepRow> {
         })
     };
     (0..steps.len()).map_while(of).collect()
+}
+
+/// The verify steps whose windows are no chains.
+fn trees(steps: &Steps) -> Result<Trees, AnalysisError> {
+    let mut trees = Trees::default();
+    for (at, parents) in steps.parents.iter().enumerate() {
+        let Some(parents) = parents.as_deref().filter(|_| steps.phase.get(at) == Some(&Phase::Verify)) else { continue };
+        let step = (steps.step_id.get(at), steps.rows.get(at), steps.accepted.get(at));
+        let (Some(&step_id), Some(&rows), Some(&accepted)) = step else { continue };
+        let (tokens, emitted) = (steps.input_tokens.get(at), steps.emitted_tokens.get(at));
+        trees.add(at, TreeRow { step_id, rows, parents, tokens, emitted, accepted })?;
+    }
+    Ok(trees)
 }
 
 /// Times by step. Without host times there are none by the host's clock, whatever stands in the columns.

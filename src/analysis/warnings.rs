@@ -124,6 +124,41 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
     } else if report.acceptance.tokens_per_step.is_some() && report.acceptance.tokens_per_step_ci95.is_none() {
         warn("too_few_requests", "intervals are drawn over requests and need at least two".into());
     }
+    if let Some(trees) = plan.trees {
+        let message = format!(
+            "{} of {} verify windows are trees: a row's number is not its depth, see `by_depth` and `accepted_path`; `pairwise` and \
+             `marginal` go by row, lags by ancestor",
+            trees.len(),
+            report.totals.verify_steps
+        );
+        warn("trees", message);
+        let unknown: Vec<String> =
+            trees.unknown_paths().filter_map(|at| plan.steps.steps.get(at)).map(|step| step.step_id.to_string()).collect();
+        if !unknown.is_empty() {
+            let message = format!(
+                "the accepted rows of {} of {} trees are not known, for the emitted tokens fit several paths or none: steps {}; wasted \
+                 experts and those of kept and rejected rows are unknown, but for the other windows' in `accepted_path`",
+                unknown.len(),
+                trees.len(),
+                list(&unknown)
+            );
+            warn("unknown_paths", message);
+        }
+    }
+    if let Some(batch) = &report.batch {
+        let message = "steps of several requests share forward passes: a window's union is one request's, those of passes are in `batch`; \
+                       a step's times are its pass's";
+        warn("shared_passes", message.into());
+        if batch.passes_with_prefill > 0 {
+            warn("passes_with_prefill", format!("{} passes are not in `batch`: prompt rows ran with them", batch.passes_with_prefill));
+        }
+        if batch.overall.is_none() {
+            warn("no_whole_passes", "no pass has all rows of all its steps in the routes: unions of passes are unknown".into());
+        } else if batch.overall.is_some_and(|o| o.pass_union_ci95.is_none()) {
+            let message = "intervals of passes are drawn over groups of requests that share no pass, and need at least two";
+            warn("too_few_batches", message.into());
+        }
+    }
     if report.layers.iter().any(|l| l.stats.windows > 0) && report.layers.iter().all(|l| l.mass_coverage.is_none()) {
         warn("no_router_weights", "gate weights were not recorded (`record --router-probs`): mass coverage is unknown".into());
     }
@@ -134,6 +169,12 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         warn("coverage_left_out", message);
     }
     match advice {
+        None if plan.trees.is_some() => {
+            warn(
+                "no_advice",
+                "a best draft length needs verify windows that are chains: the first rows of a tree are no shorter draft".into(),
+            );
+        }
         None => warn("no_advice", "a best draft length needs verify windows with all their rows and known acceptance".into()),
         Some(advice) if advice.best_draft_len.is_none() => {
             let message = "a best draft length needs step costs, which are unknown: the manifest lacks the bytes of a step or of a draft \

@@ -40,7 +40,8 @@ pub struct Args {
     /// Who drafts: the model's MTP block, a DSpark drafter, a lookup in the text so far, or nobody
     #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, display_order = 0, help_heading = "Drafting")]
     draft: Draft,
-    /// Drafts per verify step, 1 to 15 [default: 3, or all of a DSpark drafter's block]
+    /// Drafts per verify step, 1 to 15 [default: 3, or all of a DSpark drafter's block]. Each continues the one before: the engine
+    /// verifies chains, no trees
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_DRAFT_LEN as i64), display_order = 0, help_heading = "Drafting")]
     draft_len: Option<u16>,
 

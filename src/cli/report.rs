@@ -89,6 +89,10 @@ enum Format {
 enum Table {
     /// One row a layer, and one for all of them
     Layers,
+    /// One row a depth, when windows are trees
+    Depths,
+    /// One row a layer, when requests share forward passes
+    Passes,
     /// One row a draft position
     Acceptance,
     /// One row a request
@@ -105,6 +109,8 @@ impl Table {
     fn name(self) -> &'static str {
         match self {
             Self::Layers => "layers",
+            Self::Depths => "depths",
+            Self::Passes => "passes",
             Self::Acceptance => "acceptance",
             Self::Requests => "requests",
             Self::Attribution => "attribution",

@@ -1,7 +1,8 @@
 //! Which drafts a target keeps: greedy match, and token-wise rejection sampling that leaves the target's distribution as it is.
 //!
 //! Row j of a window predicts the token after its input j. Input 0 is the anchor, inputs 1...D are the drafts d_1...d_D,
-//! so draft j is judged by row j - 1, and the token after the accepted drafts comes from the row that they end in.
+//! so draft j is judged by row j - 1, and the token after the accepted drafts comes from the row that they end in. A window is a
+//! chain: each draft continues the one before. Trees of drafts come from other engines alone (`steps.parents`); this one has none.
 //!
 //! Sampled (Leviathan et al. 2023, Chen et al. 2023): draft d is accepted when `u * q(d) < p(d)`, that is with probability
 //! `min(1, p(d) / q(d))`; at the first rejection the token is drawn from `max(p - q, 0)` normalised, without a rejection from

@@ -103,6 +103,9 @@ impl<'a> Writer<'a> {
         put("accepted", s.accepted[i].into());
         put("emitted", s.emitted_tokens.get(i).into());
         put("context_len", s.context_len[i].into());
+        if let Some(Some(pass)) = s.pass_id.get(i) {
+            put("pass_id", (*pass).into());
+        }
         if let Some(Some(parents)) = s.parents.get(i) {
             put("parents", parents.as_slice().into());
         }

@@ -7,6 +7,7 @@
 use super::lanes;
 use super::unions::{Counter, StepUnions};
 use super::{ExportError, jsonl};
+use crate::analysis::trees::Shape;
 use crate::trace::event::{UNKNOWN_CONTEXT, UNKNOWN_TOKEN};
 use crate::trace::kernel::KernelEvent;
 use crate::trace::manifest::WindowCompleteness;
@@ -247,6 +248,13 @@ impl Names<'_> {
     }
 }
 
+/// The tree of a verify step's window; `None` for a chain.
+fn tree(s: &Steps, i: usize) -> Option<Shape> {
+    let parents = s.parents.get(i)?.as_deref().filter(|p| s.phase[i] == Phase::Verify && p.len() == usize::from(s.rows[i]))?;
+    let shape = Shape::new(parents).ok().filter(|shape| !shape.is_chain())?;
+    Some(shape.accepting(s.input_tokens.get(i), s.emitted_tokens.get(i), s.accepted[i]))
+}
+
 /// The events of one step.
 fn step(
     page: &mut Page<'_>,
@@ -284,12 +292,14 @@ fn step(
         return;
     }
     let pass = if passed > drafted { (drafted, passed) } else { (begin, end) };
+    let tree = tree(s, i);
     for row in 0..s.rows[i] {
-        let what = match row {
-            0 => "anchor",
+        let what = match (row, &tree) {
+            (0, _) => "anchor",
             _ if !layout.accepted => "draft",
-            row if row <= s.accepted[i] => "kept",
-            _ => "rejected",
+            (row, None) if row <= s.accepted[i] => "kept",
+            (_, None) => "rejected",
+            (row, Some(tree)) => tree.path().map_or("draft", |path| if path.contains(&row) { "kept" } else { "rejected" }),
         };
         let added = unions.and_then(|u| Some(f64::from(*u.added.get(usize::from(row))?) / u.layers.len().max(1) as f64));
         let token = s.input_tokens.get(i).get(usize::from(row)).filter(|&&token| token != UNKNOWN_TOKEN);
@@ -301,7 +311,9 @@ fn step(
         // Times by another clock than the step's cannot be laid beside it.
         let own = timed.and_then(|t| t.get(&layer.layer)).filter(|span| begin <= span.0 && span.1 <= end);
         let time = if own.is_some() { "its operations" } else { "the pass" };
-        let args = json!({ "step": s.step_id[i], "union": layer.union, "wasted": layout.rejected.then_some(layer.union - layer.kept), "spans": time });
+        // What was counted as kept are the first rows, which of a tree they are not.
+        let wasted = (layout.rejected && tree.is_none()).then(|| layer.union - layer.kept);
+        let args = json!({ "step": s.step_id[i], "union": layer.union, "wasted": wasted, "spans": time });
         let name = format!("union {}", layer.union);
         page.slice((LAYERS, track(&mut layout.layers, lane, layer.layer)), own.copied().unwrap_or(pass), &name, "layer", args);
         page.counter(UNIONS, pass.0, &format!("layer {}", layer.layer), json!({ "experts": layer.union }));

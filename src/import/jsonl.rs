@@ -307,6 +307,7 @@ impl<'a> File<'a> {
         step.draft_probs = line.draft_probs.map(floats);
         step.draft_confidences = line.draft_confidences.map(floats);
         step.device_ns = line.device_ns;
+        step.pass_id = line.pass_id;
         step.routes = routes;
         if self.facts.host_times {
             let (Some(begin), Some(end)) = (line.begin_ns, line.end_ns) else {

@@ -47,6 +47,7 @@ pub struct StepLine {
     pub parents: Option<Vec<i16>>,
     pub draft_probs: Option<Vec<Number>>,
     pub draft_confidences: Option<Vec<Number>>,
+    pub pass_id: Option<u32>,
     pub begin_ns: Option<i64>,
     pub end_ns: Option<i64>,
     pub draft_ns: Option<i64>,

@@ -65,6 +65,7 @@ pub fn step(request_id: u32, phase: Phase, input_tokens: Vec<u32>) -> StepEvent 
         emitted_tokens: Vec::new(),
         draft_probs: None,
         draft_confidences: None,
+        pass_id: None,
         host_begin_ns: 0,
         host_end_ns: 0,
         draft_host_ns: 0,

@@ -1,6 +1,7 @@
 //! What every reported number is: the report's structs, a registry of meanings, and how units are shown.
 
 pub mod advice;
+pub mod batch;
 pub mod bytes;
 pub mod cost;
 pub mod groups;
@@ -8,6 +9,7 @@ pub mod parallel;
 pub mod registry;
 pub mod report;
 pub mod sweep;
+pub mod trees;
 pub mod unit;
 
 pub use registry::{Better, METRICS, Metric, Noise, find};

@@ -3,9 +3,11 @@
 //!
 //! What is unknown is `None` (`null`), never 0, and a [`Warning`] says why.
 
+use super::batch::Batch;
 use super::cost::{ExpertCost, LayerTime, StepCost};
 use super::groups::Groups;
 use super::parallel::ExpertParallel;
+use super::trees::{DepthStats, PathStats};
 use crate::trace::manifest::{
     DeviceInfo, DrafterInfo, IdSpace, Instrumentation, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
 };
@@ -52,6 +54,9 @@ pub struct Report {
     /// Windows over the ranks of an expert-parallel machine, when asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_parallel: Option<ExpertParallel>,
+    /// Unions of forward passes that several requests share; `None` where none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<Batch>,
     /// Everything that limits the numbers above.
     pub warnings: Vec<Warning>,
 }
@@ -158,18 +163,21 @@ pub struct WindowStats {
     pub prefix_union: Vec<f64>,
     /// Entry i: mean experts that row i adds. Empty without windows.
     pub marginal: Vec<f64>,
-    /// Mean experts added per kept row.
+    /// Mean experts added per kept row. `None` where a window is a tree whose accepted rows are not known, as in what follows on
+    /// kept and rejected rows.
     pub marginal_kept: Option<f64>,
     /// Mean experts added per rejected row.
     pub marginal_rejected: Option<f64>,
     /// Mean experts per window that only rejected rows touched.
     pub wasted_mean: Option<f64>,
-    /// Entry i: mean experts that row i added as a rejected row, 0 for windows that kept it; they sum to `wasted_mean`.
+    /// Entry i: mean experts that row i added as a rejected row, 0 for windows that kept it; they sum to `wasted_mean`. In trees,
+    /// what it adds to the accepted rows and the rejected ones before it.
     #[serde(default)]
     pub wasted_by_row: Option<Vec<f64>>,
     /// `[rows][rows]` mean overlap in experts; the diagonal is k. `None` without windows or beyond the row limit.
     pub pairwise: Option<Vec<Vec<f64>>>,
-    /// Entry d: mean overlap / k of rows at distance d (entry 0 is a row with itself: 1).
+    /// Entry d: mean overlap / k of rows at distance d (entry 0 is a row with itself: 1). The distance is that of the rows, in
+    /// trees that of a row and its ancestor: 1 for its parent.
     pub lag_overlap_frac: Option<Vec<f64>>,
     /// Entry d: mean Jaccard index of rows at distance d (entry 0 is 1).
     pub lag_jaccard: Option<Vec<f64>>,
@@ -183,6 +191,12 @@ pub struct WindowStats {
     pub lift: Option<f64>,
     /// (popularity union - union) / (popularity union - k).
     pub popularity_lift: Option<f64>,
+    /// The same by depth of the rows; `None` where every window is a chain, whose row i is at depth i.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_depth: Option<Vec<DepthStats>>,
+    /// Kept rows along the accepted paths; `None` where every window is a chain, whose kept rows are its first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted_path: Option<PathStats>,
 }
 
 /// The distribution of union sizes.
@@ -315,7 +329,7 @@ pub struct RequestIdentity {
     pub prompt: Option<String>,
     /// Of the emitted tokens, in order.
     pub output: String,
-    /// Of every verify step's number of rows, number of accepted drafts and input tokens, in order. Two requests of
+    /// Of every verify step's number of rows, number of accepted drafts, input tokens and, where there are any, parents, in order. Two requests of
     /// the same prompt and windows asked the same of every router.
     pub windows: String,
 }

@@ -8,6 +8,7 @@ pub mod json;
 mod lookup;
 pub mod markdown;
 mod sections;
+mod shapes;
 pub mod side_by_side;
 mod svg;
 pub mod sweep;

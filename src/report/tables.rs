@@ -2,6 +2,7 @@
 
 use super::bars::{bar, spark};
 use super::lookup::{interval, json, list, number, word};
+use super::shapes;
 use super::table::Column;
 use crate::metric::Unit;
 use crate::metric::report::{LayerReport, Load, Report, WindowStats};
@@ -21,13 +22,15 @@ pub struct Table {
 }
 
 /// Names of all tables that a report can have.
-pub const NAMES: [&str; 6] = ["layers", "acceptance", "requests", "attribution", "draft_lengths", "warnings"];
+pub const NAMES: [&str; 8] = ["layers", "depths", "passes", "acceptance", "requests", "attribution", "draft_lengths", "warnings"];
 
 /// Every table of which the report has rows, in the order of [`NAMES`].
 pub fn all(report: &Report) -> Vec<Table> {
     let rows: Vec<LayerRow<'_>> = report.layers.iter().map(LayerRow::of).chain(all_layers(report)).collect();
     let tables = [
         Table { name: "layers", title: "Layers", columns: layers(&rows, Look::default()) },
+        Table { name: "depths", title: "Rows by depth", columns: shapes::depths(report) },
+        Table { name: "passes", title: "Passes that requests share", columns: shapes::passes(report) },
         Table { name: "acceptance", title: "Acceptance by draft position", columns: acceptance(report) },
         Table { name: "requests", title: "Requests", columns: requests(report) },
         Table { name: "attribution", title: "Time of a step by component", columns: attribution(report) },

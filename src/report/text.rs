@@ -3,6 +3,7 @@
 use super::bars::spark;
 use super::cost;
 use super::sections;
+use super::shapes;
 use super::table::{self, Column};
 use super::tables::{self, LayerRow, Look};
 use super::wrap::{paragraph, plain, titled};
@@ -53,6 +54,9 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
     }
     out.push_str(&view.attribution());
     out.push_str(&view.routers());
+    if let Some(batch) = &report.batch {
+        out.push_str(&shapes::batch(batch, options));
+    }
     if let Some(groups) = &report.groups {
         out.push_str(&sections::groups(groups, options));
     }
@@ -215,6 +219,9 @@ impl View<'_> {
             by_row.push_str(&format!("; {wasted:.2} wasted ({:.0} %)", wasted / union.mean * 100.0));
         }
         out.push_str(&self.lines("", &by_row));
+        for line in shapes::trees(stats) {
+            out.push_str(&self.lines("", &line));
+        }
         for other in &overall.by_rows {
             let mean = other.union.as_ref().map(|u| u.mean);
             out.push_str(&self.lines(

@@ -146,6 +146,7 @@ pub(super) struct StepColumns {
     target_host_ns: Vec<Option<i64>>,
     device_ns: Vec<Option<i64>>,
     draft_confidences: ListBuilder<Float32Builder>,
+    pass_id: Vec<Option<u32>>,
     times: bool,
 }
 
@@ -172,6 +173,7 @@ impl StepColumns {
             draft_host_ns: Vec::new(),
             target_host_ns: Vec::new(),
             device_ns: Vec::new(),
+            pass_id: Vec::new(),
             times,
         }
     }
@@ -198,6 +200,7 @@ impl StepColumns {
         self.device_ns.push(step.device_ns);
         self.draft_confidences.values().append_slice(step.draft_confidences.as_deref().unwrap_or_default());
         self.draft_confidences.append(step.draft_confidences.is_some());
+        self.pass_id.push(step.pass_id);
     }
 }
 
@@ -225,6 +228,7 @@ impl Columns for StepColumns {
             Arc::new(Int64Array::from(take(&mut self.target_host_ns))),
             Arc::new(Int64Array::from(take(&mut self.device_ns))),
             Arc::new(self.draft_confidences.finish()),
+            Arc::new(UInt32Array::from(take(&mut self.pass_id))),
         ];
         RecordBatch::try_new(self.schema.clone(), columns)
     }

@@ -121,6 +121,9 @@ pub struct StepEvent {
     pub step_id: u32,
     /// The request it belongs to.
     pub request_id: u32,
+    /// The forward pass that it shared with steps of other requests; `None` when it had one to itself. Never decreasing, and the
+    /// steps of a pass come one after the other.
+    pub pass_id: Option<u32>,
     /// What the step did.
     pub phase: Phase,
     /// Accepted drafts, 0...rows-1; 0 outside verify steps. The bonus token is not counted.
@@ -150,6 +153,12 @@ pub struct StepEvent {
     pub device_ns: Option<i64>,
     /// The routers' choices in this step.
     pub routes: StepRoutes,
+}
+
+/// The first row whose parent is no earlier row, with its parent; row 0 is the anchor and has -1.
+pub fn wrong_parent(parents: &[i16]) -> Option<(usize, i16)> {
+    let wrong = |(row, parent): (usize, i16)| if row == 0 { parent != -1 } else { usize::try_from(parent).map_or(true, |p| p >= row) };
+    parents.iter().copied().enumerate().find(|&place| wrong(place))
 }
 
 impl StepEvent {

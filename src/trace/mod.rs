@@ -21,6 +21,7 @@ pub mod manifest;
 mod output;
 mod part_file;
 pub mod parts;
+pub mod passes;
 pub mod probe;
 pub mod quiet;
 pub mod reader;

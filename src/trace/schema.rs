@@ -34,6 +34,7 @@ pub mod col {
     pub const ACCEPTED: &str = "accepted";
     pub const CONTEXT_LEN: &str = "context_len";
     pub const INPUT_TOKENS: &str = "input_tokens";
+    pub const PASS_ID: &str = "pass_id";
     pub const PARENTS: &str = "parents";
     pub const EMITTED_TOKENS: &str = "emitted_tokens";
     pub const DRAFT_PROBS: &str = "draft_probs";
@@ -143,6 +144,7 @@ pub fn steps(times: bool) -> SchemaRef {
         host(col::TARGET_HOST_NS),
         optional(col::DEVICE_NS, Int64),
         optional(col::DRAFT_CONFIDENCES, list_of(Float32)),
+        optional(col::PASS_ID, UInt32),
     ]))
 }
 

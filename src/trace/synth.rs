@@ -282,6 +282,7 @@ impl<'a> Source<'a> {
             accepted,
             context_len: *context,
             input_tokens,
+            pass_id: None,
             parents: None,
             emitted_tokens,
             draft_confidences: draft_probs.as_ref().map(|probs: &Vec<f32>| probs.iter().map(|p| 1.0 - p / 2.0).collect()),

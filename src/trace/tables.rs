@@ -77,6 +77,8 @@ pub struct Steps {
     pub device_ns: Vec<Option<i64>>,
     /// Whether the host times are known; they are all 0 and mean nothing otherwise.
     pub host_times: bool,
+    /// `None` where a step had a pass to itself, and everywhere in traces before 1.2.
+    pub pass_id: Vec<Option<u32>>,
     pub emitted_tokens: Lists<u32>,
     /// Empty unless asked for.
     pub input_tokens: Lists<u32>,
@@ -111,6 +113,7 @@ impl Steps {
             emitted_tokens: self.emitted_tokens.get(at).to_vec(),
             draft_probs: self.draft_probs.get(at)?.clone(),
             draft_confidences: self.draft_confidences.get(at)?.clone(),
+            pass_id: *self.pass_id.get(at)?,
             host_begin_ns: *self.host_begin_ns.get(at)?,
             host_end_ns: *self.host_end_ns.get(at)?,
             draft_host_ns: *self.draft_host_ns.get(at)?,
@@ -151,9 +154,12 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns, times: bool
         // Whatever stands in a column that the manifest calls unknown is not read.
         if times { rows.numbers::<Int64Type>(name) } else { rows.maybe_numbers::<Int64Type>(name).map(|values| vec![0; values.len()]) }
     };
+    let older = Schema::new(wanted.fields().iter().filter(|f| f.name() != col::PASS_ID).cloned().collect::<Vec<_>>());
     let mut budget = Budget::new(schema::STEPS, parts)?;
     for part in parts {
-        read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {
+        let has_passes = part.metadata.schema().fields().iter().any(|f| f.name() == col::PASS_ID);
+        let wanted: &Schema = if has_passes { &wanted } else { &older };
+        read_part(part, schema::STEPS, wanted, &mut budget, |rows, _| {
             let first = steps.len();
             steps.step_id.extend(rows.numbers::<UInt32Type>(col::STEP_ID)?);
             steps.request_id.extend(rows.numbers::<UInt32Type>(col::REQUEST_ID)?);
@@ -166,6 +172,9 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns, times: bool
             steps.draft_host_ns.extend(host(rows, col::DRAFT_HOST_NS)?);
             steps.target_host_ns.extend(host(rows, col::TARGET_HOST_NS)?);
             steps.device_ns.extend(rows.maybe_numbers::<Int64Type>(col::DEVICE_NS)?);
+            let passes = if has_passes { rows.maybe_numbers::<UInt32Type>(col::PASS_ID)? } else { Vec::new() };
+            steps.pass_id.extend(passes);
+            steps.pass_id.resize(steps.step_id.len(), None);
             rows.lists::<UInt32Type>(col::EMITTED_TOKENS, |list| {
                 steps.emitted_tokens.push(list.unwrap_or_default());
                 list.is_some()

@@ -1,7 +1,8 @@
 //! Whether a trace's tables agree with its manifest and with each other: `inspect --check`, importers, tests.
 
-use super::event::UNKNOWN_TOKEN;
+use super::event::{UNKNOWN_TOKEN, wrong_parent};
 use super::manifest::WindowCompleteness;
+use super::passes::PassOrder;
 use super::schema::col;
 use super::tables::Steps;
 use super::{Component, ExpertSet, Manifest, Module, Phase, RequestEvent, TelemetrySample, Trace, TraceError, token_hash};
@@ -118,9 +119,7 @@ fn check_steps(v: &mut Validation, steps: &Steps) {
         let parents = steps.parents[i].as_deref();
         let known = [&steps.draft_probs, &steps.draft_confidences].map(|of| of.get(i).and_then(|list| list.as_deref()));
         let bad_shares = |list: &[f32]| list.len() + 1 != rows || list.iter().any(|q| !(0.0..=1.0).contains(q));
-        let bad_parent =
-            |parents: &[i16]| parents.iter().enumerate().any(|(row, &parent)| parent < -1 || (row > 0 && i64::from(parent) >= row as i64));
-        if parents.is_some_and(|p| p.len() != rows || bad_parent(p)) {
+        if parents.is_some_and(|p| p.len() != rows || wrong_parent(p).is_some()) {
             Some(format!("parents do not fit {rows} rows"))
         } else if known.into_iter().flatten().any(bad_shares) {
             Some(format!("draft probabilities or confidences do not fit {rows} rows"))
@@ -129,6 +128,9 @@ fn check_steps(v: &mut Validation, steps: &Steps) {
         }
     });
     v.add("step_drafts", broken, "parents, draft probabilities and confidences fit the rows");
+    let mut passes = PassOrder::default();
+    let broken = first(steps, |i| passes.next(steps.pass_id[i], steps.request_id[i]).err());
+    v.add("step_passes", broken, "steps of a pass are of different requests and come together");
     let broken = first(steps, |i| {
         let (emitted, most) = (steps.emitted_tokens.get(i).len(), usize::from(steps.accepted[i]) + 1);
         // Verify and decode emit at least the bonus token, unless the request was cut before it.

@@ -6,11 +6,12 @@
 use super::KernelEvent;
 use super::claim::{self, Claim};
 use super::columns::{RequestColumns, RouteColumns, StepColumns, TelemetryColumns};
-use super::event::StepEvent;
+use super::event::{StepEvent, wrong_parent};
 use super::kernel_columns::KernelColumns;
 use super::mailbox::Mailbox;
 use super::manifest::Manifest;
 use super::parts::{Table, io_error};
+use super::passes::PassOrder;
 use super::telemetry::TelemetrySample;
 use super::token_hash::TokenHasher;
 use super::version::FORMAT_VERSION;
@@ -66,6 +67,7 @@ pub struct TraceWriter {
     thread: Option<JoinHandle<Result<Option<Manifest>, TraceError>>>,
     shared: Arc<Shared>,
     last_step: Option<u32>,
+    passes: PassOrder,
     kernels_wanted: bool,
     last_kernels: Option<u32>,
 }
@@ -121,6 +123,7 @@ impl TraceWriter {
             thread: Some(thread),
             shared,
             last_step: None,
+            passes: PassOrder::default(),
             kernels_wanted: options.kernels,
             last_kernels: None,
         })
@@ -212,6 +215,9 @@ impl TraceWriter {
         if step.parents.as_ref().is_some_and(|p| p.len() != rows) || of_drafts.into_iter().flatten().any(|p| p.len() + 1 != rows) {
             return wrong(format!("parents, draft probabilities or confidences do not match its {rows} rows"));
         }
+        if let Some((row, parent)) = step.parents.as_deref().and_then(wrong_parent) {
+            return wrong(format!("row {row} continues row {parent}, which is not before it; row 0 has -1"));
+        }
         let routes = &step.routes;
         if routes.blocks.is_empty() && routes.ids.is_empty() {
             return Ok(());
@@ -260,6 +266,8 @@ impl Probe for TraceWriter {
 
     fn step(&mut self, step: StepEvent) -> Result<(), TraceError> {
         self.check(&step)?;
+        let wrong = |what: String| TraceError::Event { what: format!("step {}: {what}", step.step_id) };
+        self.passes.next(step.pass_id, step.request_id).map_err(wrong)?;
         self.last_step = Some(step.step_id);
         self.send(Message::Step(Box::new(step)))
     }

@@ -22,6 +22,7 @@ mod readme;
 mod record;
 mod report;
 mod safetensors_files;
+mod shapes;
 mod speculation;
 mod sweep;
 mod text;

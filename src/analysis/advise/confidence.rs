@@ -103,7 +103,7 @@ mod tests {
     use crate::trace::Phase;
 
     fn step(request: u32, accepted: u16) -> Step {
-        Step { step_id: 0, request, phase: Phase::Verify, rows: 4, accepted, emitted: u32::from(accepted) + 1, context_len: 0 }
+        Step { step_id: 0, request, phase: Phase::Verify, rows: 4, accepted, drafts: 3, emitted: u32::from(accepted) + 1, context_len: 0 }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod step_cost;
 use super::groups::tags;
 use super::pass::{PassCounts, Plan};
 use super::stats::{Clusters, percentile_interval};
+use super::steps::Step;
 use super::{Input, Options, Wanted};
 use crate::metric::Interval;
 use crate::metric::advice::{Advice, Best, Budget, DraftLength, GroupAdvice, WhatIf};
@@ -21,7 +22,8 @@ const FEW_REQUESTS: usize = 10;
 /// Shares of the gate mass that budgets of experts are looked for at.
 const BUDGET_MASS: [f64; 6] = [0.8, 0.9, 0.95, 0.98, 0.99, 0.999];
 
-/// The advice of a trace whose windows have `rows` rows; `None` when acceptance or rejected rows are unknown or there are no windows.
+/// The advice of a trace whose windows have `rows` rows; `None` when acceptance or rejected rows are unknown, some windows are
+/// trees, or there are none.
 pub fn advice(
     input: &Input<'_>,
     plan: &Plan<'_>,
@@ -32,6 +34,11 @@ pub fn advice(
     wanted: &Wanted,
 ) -> Option<Advice> {
     if input.manifest.window_completeness != WindowCompleteness::Full || !input.manifest.acceptance_known || rows < 2 {
+        return None;
+    }
+    // The first rows of a tree are not what a shorter draft would have been.
+    let is_tree = |(at, step): (usize, &Step)| usize::from(step.rows) == rows && plan.trees.is_some_and(|trees| trees.get(at).is_some());
+    if plan.steps.steps.iter().enumerate().any(is_tree) {
         return None;
     }
     let windows = Windows::new(plan.steps, &counts.steps, rows);

@@ -134,7 +134,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn step(request: u32, accepted: u16) -> Step {
-        Step { step_id: 0, request, phase: Phase::Verify, rows: 4, accepted, emitted: u32::from(accepted) + 1, context_len: 0 }
+        Step { step_id: 0, request, phase: Phase::Verify, rows: 4, accepted, drafts: 3, emitted: u32::from(accepted) + 1, context_len: 0 }
     }
 
     fn cost(fixed: f64, per_expert: f64, per_draft: f64, k: f64) -> StepCost {

@@ -2,12 +2,14 @@
 
 use crate::analysis::source::{RouteSlice, RouteSource};
 use crate::analysis::steps::StepRow;
+use crate::analysis::trees::{TreeRow, Trees};
 use crate::analysis::{AnalysisError, Input, KernelSource, Options, StepTime, Timed, Wanted, analyze_input};
 use crate::metric::report::Report;
 use crate::trace::manifest::{
     DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, WindowCompleteness,
 };
 use crate::trace::{Kernels, Phase, RequestEvent};
+use std::collections::BTreeMap;
 
 /// One row of `routes`.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +29,10 @@ pub struct Memory {
     pub steps: Vec<StepRow>,
     pub routes: Vec<Route>,
     pub draft_probs: Vec<Option<Vec<f32>>>,
+    /// Parents, tokens and emitted tokens of the steps whose windows are no chains, by step.
+    pub trees: BTreeMap<u32, (Vec<i16>, Vec<u32>, Vec<u32>)>,
+    /// The pass of each step; empty for passes of their own.
+    pub passes: Vec<Option<u32>>,
     pub requests: Vec<RequestEvent>,
     /// First step of every unit but the first.
     pub cuts: Vec<u32>,
@@ -46,6 +52,8 @@ impl Memory {
             steps: Vec::new(),
             routes: Vec::new(),
             draft_probs: Vec::new(),
+            trees: BTreeMap::new(),
+            passes: Vec::new(),
             requests: Vec::new(),
             cuts: Vec::new(),
             slice: 1000,
@@ -74,11 +82,18 @@ impl Memory {
     }
 
     pub fn try_report_of(&self, wanted: &Wanted) -> Result<Report, AnalysisError> {
+        let mut trees = Trees::default();
+        for (at, step) in self.steps.iter().enumerate() {
+            let Some((parents, tokens, emitted)) = self.trees.get(&step.step_id) else { continue };
+            trees.add(at, TreeRow { step_id: step.step_id, rows: step.rows, parents, tokens, emitted, accepted: step.accepted })?;
+        }
         let input = Input {
             name: "memory",
             manifest: &self.manifest,
             steps: &self.steps,
             draft_probs: &self.draft_probs,
+            trees: &trees,
+            passes: &self.passes,
             requests: &self.requests,
             routes: self,
             timed: Timed { times: &self.times, kernels: self },

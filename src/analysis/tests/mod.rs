@@ -2,4 +2,5 @@
 
 pub mod memory;
 mod naive;
+mod shapes;
 mod truth;

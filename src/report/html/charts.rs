@@ -260,7 +260,8 @@ fn pairwise(report: &Report) -> Figure {
     let picture = svg::heat_map(Frame { label: title, x: "row", y: "row" }, &grid, (0.0, k), |v| format!("{} experts", two(v)));
     let next = all.stats.lag_overlap_frac.as_ref().and_then(|l| l.get(1)).map_or_else(|| "-".to_owned(), |&v| percent(v));
     let chance = percent(k / f64::from(all.experts));
-    let reading = format!("Neighbouring rows share {next} of their experts; independent uniform rows would share {chance}.");
+    let who = if all.stats.by_depth.is_some() { "A row and its parent" } else { "Neighbouring rows" };
+    let reading = format!("{who} share {next} of their experts; independent uniform rows would share {chance}.");
     let mut figure = Figure::new(id, title, picture, why).says(reading, windows(all), "experts of k, mean over layers");
     figure.ramp = Some(("0".to_owned(), format!("{} experts", all.k)));
     figure.table = Some(Grids::values(title, "row", &grid, two));
@@ -276,7 +277,8 @@ fn by_lag(report: &Report) -> Figure {
     let line = |values: &[f64], color, dashed| Line { points: points(values), color, dashed, interval: None };
     let chance = vec![f64::from(all.k) / f64::from(all.experts); overlap.len()];
     let lines = [line(overlap, "--s1", false), line(jaccard, "--s3", false), line(&chance, "--s2", true)];
-    let picture = svg::curves(Frame { label: title, x: "distance, rows", y: "%" }, &[], &lines, true);
+    let x = if all.stats.by_depth.is_some() { "distance, rows from parent to parent" } else { "distance, rows" };
+    let picture = svg::curves(Frame { label: title, x, y: "%" }, &[], &lines, true);
     let ends = overlap.get(1).zip(overlap.last());
     let reading = ends.map_or_else(String::new, |(&first, &last)| {
         format!("From distance 1 to {} the shared part goes from {} to {} of k.", overlap.len() - 1, percent(first), percent(last))

@@ -118,7 +118,19 @@ fn grids(report: &Report) -> Vec<Grids> {
         n if n > ROWS => format!("The first {ROWS} of {n} requests; all of them with --format csv --table requests."),
         _ => "Windows of the most frequent number of rows.".to_owned(),
     };
-    vec![layers, grid("requests", "Requests", of("requests"), requests)]
+    let mut grids = vec![layers];
+    // Those of windows and passes of a kind that most traces have none of.
+    let kinds = [
+        ("depths", "Rows by depth", "All layers; a row's depth is the number of rows above it in its tree."),
+        ("passes", "Passes that requests share", "Unions of one request's rows and of all rows of a forward pass."),
+    ];
+    for (id, title, intro) in kinds {
+        if all.iter().any(|t| t.name == id) {
+            grids.push(grid(id, title, of(id), intro.into()));
+        }
+    }
+    grids.push(grid("requests", "Requests", of("requests"), requests));
+    grids
 }
 
 /// The run's facts in words.

@@ -136,7 +136,7 @@ impl Probe for Emit {
         }
         let line = serde_json::json!({
             "type": "step", "request_id": step.request_id, "step_id": step.step_id, "phase": step.phase.as_str(), "accepted": step.accepted,
-            "context_len": step.context_len, "tokens": step.input_tokens, "emitted": step.emitted_tokens, "draft_probs": step.draft_probs, "draft_confidences": step.draft_confidences,
+            "context_len": step.context_len, "tokens": step.input_tokens, "emitted": step.emitted_tokens, "draft_probs": step.draft_probs, "draft_confidences": step.draft_confidences, "pass_id": step.pass_id,
             "begin_ns": step.host_begin_ns, "end_ns": step.host_end_ns, "draft_ns": step.draft_host_ns, "target_ns": step.target_host_ns,
             "device_ns": step.device_ns, "routes": routes, "weights": weights, "draft_routes": draft, "draft_weights": draft_weights,
         });

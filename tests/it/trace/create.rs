@@ -94,10 +94,12 @@ fn events_that_could_not_be_read_back_are_refused() {
     let mut probe = FirstVerify::default();
     small().emit(&mut probe).unwrap();
     let good = probe.0.unwrap();
-    let changes: [(&str, fn(&mut StepEvent)); 7] = [
+    let changes: [(&str, fn(&mut StepEvent)); 9] = [
         ("accepts 3 drafts", |s| s.accepted = 3),
         ("0 rows", |s| s.input_tokens.clear()),
         ("parents", |s| s.parents = Some(vec![-1])),
+        ("row 1 continues row 2", |s| s.parents = Some(vec![-1, 2, 0])),
+        ("row 0 continues row 0", |s| s.parents = Some(vec![0, 0, 0])),
         ("confidences", |s| s.draft_confidences = Some(vec![0.5])),
         ("expert 16 of 16", |s| s.routes.ids[5] = 16),
         ("gate weights", |s| s.routes.weights.truncate(3)),
