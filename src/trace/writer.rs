@@ -46,6 +46,9 @@ impl Default for WriterOptions {
     }
 }
 
+/// After this long an event should be on disk; a second is what is promised.
+const PROMISE: Duration = Duration::from_millis(900);
+
 /// How a recording ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
@@ -351,11 +354,12 @@ impl Store {
     fn receive(&mut self, inbox: &Mailbox<Message>, interval: Duration) -> Result<Option<Manifest>, TraceError> {
         // When the oldest uncommitted event has to be on disk.
         let mut due: Option<Instant> = None;
+        let mut wait = interval;
         let mut messages = Vec::new();
         loop {
             inbox.collect(&mut messages, due);
             for message in messages.drain(..) {
-                due.get_or_insert_with(|| Instant::now() + interval);
+                due.get_or_insert_with(|| Instant::now() + wait);
                 match message {
                     Message::Step(step) => {
                         self.has_steps = true;
@@ -375,7 +379,11 @@ impl Store {
                 }
             }
             if due.is_some_and(|due| Instant::now() >= due) {
+                let begin = Instant::now();
                 self.commit(false)?;
+                // A slow disk takes its part of the second: what comes in during a commit waits for the whole of the next.
+                let slack = PROMISE.saturating_sub(2 * begin.elapsed());
+                wait = interval.min(slack).max(interval / 5);
                 due = None;
             }
         }

@@ -29,7 +29,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("minijinja", &["engine", "report"]),
     ("minijinja_contrib", &["engine"]),
     ("memmap2", &["engine"]),
-    ("flate2", &["import"]),
+    ("flate2", &["engine", "import"]),
     ("base64", &["import"]),
     ("rusqlite", &["import"]),
     ("clap", &["cli"]),
@@ -39,7 +39,6 @@ const HOMES: &[(&str, &[&str])] = &[
     ("anstream", &["report", "cli"]),
     ("ctrlc", &["cli"]),
     ("cudarc", &["engine"]),
-    ("flate2", &["engine"]),
     ("comfy_table", &["report", "cli"]),
     ("kuva", &["report"]),
 ];

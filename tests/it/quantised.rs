@@ -61,7 +61,7 @@ fn f32_bytes(numbers: impl IntoIterator<Item = f32>) -> Vec<u8> {
 }
 
 /// The FP4 set's checkpoint in block-FP8 with F32 scales; `factor` damages the scales of routed experts.
-fn rewritten(factor: f32) -> tempfile::TempDir {
+pub fn rewritten(factor: f32) -> tempfile::TempDir {
     let checkpoint = set().join("checkpoint");
     let all = read_all(&checkpoint);
     let mut plain = Tensors::new();
