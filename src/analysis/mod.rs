@@ -20,7 +20,7 @@ mod limits;
 mod overlap;
 pub mod parallel;
 mod pass;
-pub mod passes;
+mod passes;
 pub mod source;
 mod stats;
 mod step_sums;
