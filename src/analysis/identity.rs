@@ -40,7 +40,7 @@ pub fn of(steps: &Steps, requests: &[RequestEvent]) -> HashMap<u32, RequestIdent
                 add(&mut hashers.windows, input);
                 // Rows of a tree saw other rows than those of a chain of the same tokens did.
                 let parents = steps.parents.get(at).and_then(Option::as_deref).unwrap_or_default();
-                if (-1..).zip(parents).any(|(before, &parent)| parent != before) {
+                if (-1i32..).zip(parents).any(|(before, &parent)| i32::from(parent) != before) {
                     parents.iter().for_each(|parent| hashers.windows.update(parent.to_le_bytes()));
                 }
             }

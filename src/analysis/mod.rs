@@ -22,7 +22,7 @@ mod loads;
 mod overlap;
 pub mod parallel;
 mod pass;
-pub mod passes;
+mod passes;
 pub mod source;
 mod stats;
 mod step_sums;

@@ -66,7 +66,7 @@ impl Shape {
 
     /// Whether every row continues the one before.
     pub fn is_chain(&self) -> bool {
-        (0i16..).zip(&self.parent).all(|(row, &parent)| parent == row - 1)
+        (-1i32..).zip(&self.parent).all(|(before, &parent)| i32::from(parent) == before)
     }
 
     /// The accepted rows from the anchor on; `None` where they are not known.
