@@ -124,27 +124,14 @@ impl Steps {
     }
 }
 
-/// Which columns of `steps` to read besides the plain ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StepColumns {
-    /// None.
-    Plain,
-    /// The input tokens.
-    Inputs,
-    /// The input tokens, the parents and the drafts' confidences.
-    All,
-}
-
-/// Reads `steps`. `times` says whether host times are known.
-pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns, times: bool) -> Result<Steps, TraceError> {
+/// Reads `steps`, with input tokens, parents and confidences when `details` are wanted. `times` says whether host times are known.
+pub(super) fn read_steps(parts: &[PartHandle], details: bool, times: bool) -> Result<Steps, TraceError> {
     let mut steps = Steps { host_times: times, ..Steps::default() };
     let mut wanted = schema::steps(times);
-    let (inputs, details) = (columns != StepColumns::Plain, columns == StepColumns::All);
     // Traces before 1.2 have no such column.
     let confidences = details && parts.iter().all(|part| part.metadata.schema().field_with_name(col::DRAFT_CONFIDENCES).is_ok());
     let read = |name: &str| match name {
-        col::PARENTS => details,
-        col::INPUT_TOKENS => inputs,
+        col::PARENTS | col::INPUT_TOKENS => details,
         col::DRAFT_CONFIDENCES => confidences,
         _ => true,
     };
@@ -179,7 +166,7 @@ pub(super) fn read_steps(parts: &[PartHandle], columns: StepColumns, times: bool
                 steps.emitted_tokens.push(list.unwrap_or_default());
                 list.is_some()
             })?;
-            if inputs {
+            if details {
                 rows.lists::<UInt32Type>(col::INPUT_TOKENS, |list| {
                     steps.input_tokens.push(list.unwrap_or_default());
                     list.is_some()

@@ -173,7 +173,7 @@ fn a_synthetic_trace_keeps_every_rule() {
 fn many_small_parts_become_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t");
-    let options = WriterOptions { flush_interval: Duration::ZERO, ..WriterOptions::default() };
+    let options = WriterOptions { flush_interval: Duration::ZERO, queue: 4, ..WriterOptions::default() };
     let synth = Synth { verify_steps: 60, ..synth(false) };
     let mut writer = TraceWriter::create(&path, synth.manifest(), &options).unwrap();
     let telemetry = writer.telemetry();
