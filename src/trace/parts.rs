@@ -57,8 +57,9 @@ impl<C: Columns> Table<C> {
         let (properties, small_properties, rows_per_group) = if name == schema::ROUTES {
             (route_properties(&schema), small_route_properties(&schema), ROUTE_ROWS_PER_GROUP)
         } else {
-            let properties = base_properties().set_compression(zstd()).build();
-            (properties.clone(), properties, ROWS_PER_GROUP)
+            // A codec's state is made anew for every column: of small parts that would be most of the work.
+            let small = base_properties().set_dictionary_enabled(false).set_compression(Compression::UNCOMPRESSED);
+            (base_properties().set_compression(zstd()).build(), small.build(), ROWS_PER_GROUP)
         };
         Ok(Self {
             pending,

@@ -1,6 +1,6 @@
 //! Writes a trace while it is recorded, on a thread of its own.
 //!
-//! Twice a second what has come in is committed: part files first, then the manifest that names them,
+//! Every 0.7 s, sooner where the disk is slow, what has come in is committed: part files first, then the manifest that names them,
 //! each under a temporary name, synced and renamed. A process killed at any moment leaves the commit before.
 
 use super::KernelEvent;
@@ -42,7 +42,7 @@ pub struct WriterOptions {
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        Self { force: false, flush_interval: Duration::from_millis(500), queue: 256, kernels: false, count_waits: true }
+        Self { force: false, flush_interval: Duration::from_millis(700), queue: 256, kernels: false, count_waits: true }
     }
 }
 
