@@ -42,7 +42,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         Some(dir) => Place::Kept(dir.clone()),
         None => Place::temporary(),
     };
-    let stop = stop_flag()?;
+    let stop = stop_flag();
     let recording = record_with_progress(&plan, kept.path(), args.force, true, &stop, ui)?;
     if recording.totals.interrupted {
         let rest = match &kept {

@@ -52,13 +52,20 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
     let trace = Trace::open(&args.trace)?;
     let mut note = None;
-    output.stream(ui, |out| {
+    // A failure to write has no name of its own.
+    let place = args.output.as_deref().map_or_else(|| "stdout".into(), |path| path.display().to_string());
+    let named = |failure| match failure {
+        Failure::Environment(text) if text.starts_with("cannot write") => Failure::Environment(format!("{place}: {text}")),
+        other => other,
+    };
+    let written = output.stream(ui, |out| {
         match args.format {
             Format::Jsonl => jsonl::write(&trace, out)?,
             Format::Perfetto => note = Some(perfetto::write(&trace, args.steps.as_ref().unwrap_or(&(0..=u32::MAX)), out)?),
         }
         Ok(())
-    })?;
+    });
+    written.map_err(named)?;
     if let Some(written) = note {
         ui.detail(&format!("{} steps, {} events, {} bytes", written.steps, written.events, written.bytes));
         if written.bytes > LARGE {

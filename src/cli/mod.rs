@@ -98,7 +98,7 @@ pub fn main() -> ExitCode {
         }
     };
     let mut ui = Ui::new(cli.global.color, cli.global.quiet, cli.global.verbose, cli.global.no_progress);
-    let ended = threads(&cli.command).and_then(|()| match cli.command {
+    let ended = interrupt::handle().and_then(|()| threads(&cli.command)).and_then(|()| match cli.command {
         Command::Demo(args) => demo::run(&args, &mut ui),
         Command::Doctor(args) => doctor::run(&args, &mut ui),
         Command::Model(args) => model::run(&args, &mut ui),

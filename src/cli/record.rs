@@ -178,7 +178,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     }
     let options = args.options(drafter.as_ref());
     let plan = Plan::with_drafter(&checkpoint, drafter.as_ref(), &prompts, options).map_err(Failure::from)?;
-    let stop = stop_flag()?;
+    let stop = stop_flag();
     let telemetry = args.telemetry == Telemetry::Auto;
     let (dir, recording) = match &args.out {
         Some(dir) => (dir.clone(), record_with_progress(&plan, dir, args.force, telemetry, &stop, ui)?),

@@ -155,7 +155,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
 /// Records the cells that are not there yet.
 fn record_missing(args: &Args, cells: &[Cell], plans: &[Plan<'_>], ui: &mut Ui) -> Result<(), Failure> {
     let mut state = State::read(&args.out)?;
-    let stop = stop_flag()?;
+    let stop = stop_flag();
     for (cell, plan) in cells.iter().zip(plans) {
         let dir = args.out.join(&cell.name);
         let (wanted, there) = (fingerprint(plan), dir.symlink_metadata().is_ok());

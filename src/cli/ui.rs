@@ -1,6 +1,7 @@
 //! The terminal: the only file that prints. stdout is the result, stderr is everything else.
 
 use super::exit::Failure;
+use crate::trace::temporaries::{self, Making};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -164,6 +165,8 @@ pub enum Output {
         temporary: PathBuf,
         /// The wanted path.
         path: PathBuf,
+        /// A signal removes the temporary file.
+        _making: Making,
     },
 }
 
@@ -188,7 +191,8 @@ impl Output {
         // Created anew, so that nothing that lies there under this name is written to.
         let _ = std::fs::remove_file(&temporary);
         let file = File::options().write(true).create_new(true).open(&temporary).map_err(|e| output_failure(&path, &e))?;
-        Ok(Self::File { file, temporary, path })
+        let making = temporaries::making(&temporary);
+        Ok(Self::File { file, temporary, path, _making: making })
     }
 
     /// Lets `write` write a result piece by piece, byte for byte as it is, and puts it into place.
@@ -208,7 +212,7 @@ impl Output {
                 write(&mut out)?;
                 out.flush().map_err(|e| if e.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, &e) })
             }
-            Self::File { file, temporary, path } => {
+            Self::File { file, temporary, path, .. } => {
                 let mut out = io::BufWriter::new(&mut *file);
                 write(&mut out)?;
                 out.flush().map_err(|e| output_failure(path, &e))?;
@@ -244,7 +248,7 @@ impl Output {
                 let written = anstream::AutoStream::new(&mut *file, ui.color).write_all(text.as_bytes());
                 written.map_err(|e| if e.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, &e) })
             }
-            Self::File { file, temporary, path } => {
+            Self::File { file, temporary, path, .. } => {
                 // A file is not a terminal: colour is stripped unless it was asked for.
                 let color = if ui.color == anstream::ColorChoice::Always { ui.color } else { anstream::ColorChoice::Never };
                 anstream::AutoStream::new(&mut *file, color).write_all(text.as_bytes()).map_err(|e| output_failure(path, &e))?;

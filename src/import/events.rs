@@ -5,6 +5,7 @@ pub use super::source::{Source, step, unknown_tokens};
 use super::{ImportError, Options};
 use crate::trace::expert_set::MAX_EXPERTS;
 use crate::trace::manifest::{DeviceInfo, DrafterInfo, Instrumentation, Manifest, ModelShape, Verification, Warning, WindowCompleteness};
+use crate::trace::temporaries::{self, Making};
 use crate::trace::writer::{Ending, WriterOptions};
 use crate::trace::{
     FORMAT_VERSION, FinishReason, KernelEvent, Module, Probe, RequestEvent, StepEvent, TelemetrySample, TraceError, TraceWriter,
@@ -31,6 +32,8 @@ struct LeftOut {
 pub struct Sink {
     out: PathBuf,
     temporary: PathBuf,
+    /// A signal removes what lies there.
+    _making: Making,
     options: Options,
     writer: Option<TraceWriter>,
     next_step: u32,
@@ -60,6 +63,7 @@ impl Sink {
         let temporary = out.with_file_name(format!(".{}.{}.importing", name.to_string_lossy(), std::process::id()));
         Ok(Self {
             out: out.to_owned(),
+            _making: temporaries::making(&temporary),
             temporary,
             options: options.clone(),
             writer: None,

@@ -31,6 +31,7 @@ pub mod step_routes;
 pub mod synth;
 pub mod tables;
 pub mod telemetry;
+pub mod temporaries;
 mod thrift;
 pub mod token_hash;
 pub mod validate;

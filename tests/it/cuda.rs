@@ -238,3 +238,26 @@ fn damage_is_found_where_it_arises() {
         assert!(!dir.path().join("t").exists(), "{tensor}");
     }
 }
+
+/// A library that is called libcuda.so.1 and is none, or an old one.
+#[test]
+fn a_driver_without_functions_is_said_and_is_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, source) in [("nothing", ""), ("only_init", "extern \"C\" int cuInit(unsigned) { return 0; }")] {
+        let place = dir.path().join(name);
+        std::fs::create_dir(&place).unwrap();
+        std::fs::write(place.join("driver.cpp"), source).unwrap();
+        let built =
+            std::process::Command::new("g++").args(["-shared", "-fPIC", "-o", "libcuda.so.1", "driver.cpp"]).current_dir(&place).status();
+        assert!(built.unwrap().success());
+        let run = |args: &[&str]| {
+            let mut command = Command::cargo_bin("specprof").unwrap();
+            let out = command.current_dir(dir.path()).args(args).env("LD_LIBRARY_PATH", &place).output().unwrap();
+            (out.status.code().unwrap(), String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+        };
+        let (code, stdout, stderr) = run(&["doctor"]);
+        assert!(code == 0 && stdout.contains("lacks a function") && !stderr.contains("panicked"), "{name}: {stdout}{stderr}");
+        let (code, _, stderr) = run(&[&["record", "--backend", "cuda", "--out", "t"], &DEMO[..]].concat());
+        assert!(code == 3 && stderr.lines().count() == 1 && stderr.contains("lacks a function"), "{name}: {code} {stderr}");
+    }
+}

@@ -3,6 +3,7 @@
 use super::images;
 use super::timer::Timer;
 use crate::engine::EngineError;
+use crate::trace::quiet;
 use cudarc::driver::{DriverError, result, sys};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -48,12 +49,25 @@ impl Device {
     /// # Errors
     /// [`EngineError::Device`] when there is no driver, no device, or none that the kernels run on.
     pub fn open() -> Result<Rc<Self>, EngineError> {
+        // A function that the driver lacks, or a name without an end, makes the binding panic.
+        quiet::catch(Self::open_first).unwrap_or_else(|| {
+            let text = "CUDA: libcuda.so.1 lacks a function of the driver of CUDA 12, or answers as none does: update the driver, or \
+                        look at what LD_LIBRARY_PATH finds";
+            Err(EngineError::Device(text.to_owned()))
+        })
+    }
+
+    fn open_first() -> Result<Rc<Self>, EngineError> {
         // SAFETY: loads the driver's library, whose initialisers are as safe as any library's.
         if !unsafe { sys::is_culib_present() } {
             let text = "CUDA: libcuda.so.1 cannot be loaded: no NVIDIA driver is installed, or it is not in LD_LIBRARY_PATH";
             return Err(EngineError::Device(text.to_owned()));
         }
         result::init().map_err(|e| failed("the driver does not start", e))?;
+        let devices = result::device::get_count().map_err(|e| failed("devices cannot be counted", e))?;
+        if devices < 1 {
+            return Err(EngineError::Device("CUDA: the driver has no device".to_owned()));
+        }
         let ordinal = result::device::get(0).map_err(|e| failed("there is no device", e))?;
         let attribute = |which| {
             // SAFETY: `ordinal` is a device that the driver gave.
