@@ -37,9 +37,13 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
     let mut out = header(report, options);
     out.push('\n');
     match &advice {
-        None => out.push_str(&titled("advice", "unknown", options.width, options.color)),
+        None => {
+            let why = report.warnings.iter().find(|w| w.code == "no_advice");
+            let text = why.map_or_else(|| "unknown".to_owned(), |w| format!("unknown: {}", plain(&w.message)));
+            out.push_str(&titled("advice", &text, options.width, options.color));
+        }
         Some(advice) => {
-            let view = View { advice, options };
+            let view = View { advice, options, gamma: report.run.drafter.draft_len };
             out.push_str(&view.sentences());
             out.push('\n');
             out.push_str(&view.lengths());
@@ -64,6 +68,8 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
 struct View<'a> {
     advice: &'a Advice,
     options: &'a TextOptions,
+    /// The run's draft length.
+    gamma: Option<u16>,
 }
 
 fn drafts(n: u16) -> String {
@@ -97,15 +103,15 @@ impl View<'_> {
         let mut out = String::new();
         let Some(best) = a.best_draft_len.and_then(|n| a.by_draft_len.iter().find(|p| p.draft_len == n)) else {
             let tokens = recorded.map_or_else(String::new, |p| format!("{:.2} tokens per step", p.tokens_per_step));
-            let text = format!(
-                "what a step costs is unknown, so is the best draft length; recorded with {}: {tokens}",
-                drafts(a.recorded_draft_len)
-            );
-            return self.lines("advice", &text);
+            let why = a.unknown_because.as_ref().map_or_else(String::new, |why| format!(": {}", plain(why)));
+            let text = format!("what a step costs is unknown, so is the best draft length{why}");
+            let recorded = format!("recorded with {}: {tokens}", self.recorded_windows());
+            return self.lines("advice", &text) + &self.lines("", &recorded);
         };
-        let source = match a.cost_source {
-            Some(CostSource::Measured) => "by measured step times",
-            _ => "by the model of bytes, not by measured times",
+        let source = match (a.cost_source, &a.measured_unused_because) {
+            (Some(CostSource::Measured), _) => "by measured step times".to_owned(),
+            (_, Some(why)) => format!("by the model of bytes, not by measured times ({})", plain(why)),
+            (_, None) => "by the model of bytes, not by measured times".to_owned(),
         };
         let first = if best.draft_len == 0 {
             format!("do not speculate: no draft length is faster than plain decoding, {source}")
@@ -119,12 +125,17 @@ impl View<'_> {
             )
         };
         out.push_str(&self.lines("advice", &first));
+        if a.by_draft_len.iter().any(|p| p.ci95.is_some()) {
+            out.push_str(&self.lines("", "intervals are of acceptance and unions alone: step costs are taken as exact"));
+        }
         if let Some(share) = best.best_share.filter(|_| a.requests > 1) {
             out.push_str(&self.lines("", &format!("the best in {:.0} % of resamples of the {} requests", share * 100.0, a.requests)));
         }
         if let Some(at) = recorded.filter(|at| at.draft_len != best.draft_len) {
-            let text = format!("recorded with {}: {:.2}{}", drafts(at.draft_len), at.speedup.unwrap_or(f64::NAN), range(at.ci95));
+            let text = format!("recorded with {}: {:.2}{}", self.recorded_windows(), at.speedup.unwrap_or(f64::NAN), range(at.ci95));
             out.push_str(&self.lines("", &text));
+        } else if a.steps_left_out > 0 {
+            out.push_str(&self.lines("", &format!("judged by {}", self.recorded_windows())));
         } else if best.draft_len > 0 {
             out.push_str(&self.lines("", "the longest that was recorded; longer ones may be better still"));
         }
@@ -166,6 +177,16 @@ impl View<'_> {
         out
     }
 
+    /// Which windows the advice is of: of a run whose windows differ, those of one length only.
+    fn recorded_windows(&self) -> String {
+        let a = self.advice;
+        let (length, all) = (a.recorded_draft_len, a.steps + a.steps_left_out);
+        if a.steps_left_out == 0 && self.gamma.is_none_or(|gamma| gamma == length) {
+            return drafts(length);
+        }
+        format!("windows of {} rows, the most frequent ({} of {all})", u32::from(length) + 1, a.steps)
+    }
+
     fn best_threshold(&self) -> Option<&crate::metric::advice::Confidence> {
         let known = self.advice.confidence.iter().flatten().filter(|p| p.speedup.is_some());
         known.reduce(|best, next| if next.speedup > best.speedup { next } else { best })
@@ -174,11 +195,15 @@ impl View<'_> {
     /// Where the recorded draft length is slower than plain decoding.
     fn losing(&self) -> String {
         let a = self.advice;
-        let below = |group: &&GroupAdvice| group.speedup.is_some_and(|s| s < 1.0);
+        // What shows as 1.00 is not listed as a loss.
+        let below = |group: &&GroupAdvice| group.speedup.is_some_and(|s| (s * 100.0).round() < 100.0);
         let name = |group: &GroupAdvice| format!("{} ({})", plain(&group.key), number(group.speedup));
         let tags: Vec<String> = a.by_tag.iter().filter(below).map(name).take(FEW).collect();
         let requests: Vec<String> = a.by_request.iter().filter(below).map(name).collect();
-        let with = drafts(a.recorded_draft_len);
+        let with = match self.gamma {
+            Some(gamma) if gamma != a.recorded_draft_len => format!("windows of {} rows", u32::from(a.recorded_draft_len) + 1),
+            _ => drafts(a.recorded_draft_len),
+        };
         let mut text = match requests.len() {
             0 => format!("nowhere: with {with} no request is slower than by plain decoding"),
             n => {

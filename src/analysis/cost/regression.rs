@@ -12,7 +12,7 @@
 //! with one number of rows (D = 0) their effects cannot be told apart, and b and c are unknown. Over all layers the S are summed
 //! over layers, each about its own means: one slope, an intercept a layer. Intervals are drawn over requests.
 
-use super::collect::{Collected, Grid};
+use super::collect::{Collected, Grid, VERIFY};
 use crate::analysis::Options;
 use crate::analysis::pass::Plan;
 use crate::analysis::stats::{add_times, resampled};
@@ -177,7 +177,9 @@ pub(super) fn fit(collected: &Collected, plan: &Plan<'_>, bytes_per_expert: Opti
         }
         push(&all);
     });
-    let interval = |at: usize| intervals.get(at).copied().flatten();
+    // All unions but k are of verify steps: those of a single request are the same in every resample.
+    let several = collected.requests_of(VERIFY) >= 2;
+    let interval = |at: usize| intervals.get(at).copied().flatten().filter(|_| several);
     let k = plan.k as f64;
     let mut all = Centred::default();
     let layers = whole.iter().enumerate().map(|(slot, moments)| {
