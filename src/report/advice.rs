@@ -1,5 +1,6 @@
 //! The advice for people: plain sentences first, tables after, then what it takes for granted.
 
+use super::cost;
 use super::table::{self, Column};
 use super::text::{TextOptions, header};
 use super::wrap::{paragraph, plain, titled};
@@ -43,7 +44,7 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
             out.push_str(&titled("advice", &text, options.width, options.color));
         }
         Some(advice) => {
-            let view = View { advice, options, gamma: report.run.drafter.draft_len };
+            let view = View { advice, options, gamma: report.run.drafter.draft_len, drafted: cost::drafted(report) };
             out.push_str(&view.sentences());
             out.push('\n');
             out.push_str(&view.lengths());
@@ -70,6 +71,8 @@ struct View<'a> {
     options: &'a TextOptions,
     /// The run's draft length.
     gamma: Option<u16>,
+    /// Of how many of the steps it is, where some had no drafts.
+    drafted: Option<String>,
 }
 
 fn drafts(n: u16) -> String {
@@ -125,6 +128,9 @@ impl View<'_> {
             )
         };
         out.push_str(&self.lines("advice", &first));
+        if let Some(drafted) = &self.drafted {
+            out.push_str(&self.lines("", drafted));
+        }
         if a.by_draft_len.iter().any(|p| p.ci95.is_some()) {
             out.push_str(&self.lines("", "intervals are of acceptance and unions alone: step costs are taken as exact"));
         }
@@ -364,12 +370,42 @@ mod tests {
     }
 
     #[test]
+    fn sentences_say_which_windows_and_whose_costs() {
+        let mut report = report();
+        let mut advice: Advice = serde_json::from_value(report.advice.clone().unwrap()).unwrap();
+        advice.measured_unused_because = Some("the fitted time per distinct expert is not above 0".into());
+        advice.steps_left_out = advice.steps;
+        advice.by_request[0].speedup = Some(0.998);
+        let shown = |report: &mut Report, advice: &Advice| {
+            report.advice = Some(serde_json::to_value(advice).unwrap());
+            // Unfolded: sentences are looked for, not lines.
+            let text = render(report, &TextOptions { width: 400, ..TextOptions::default() });
+            assert!(!text.contains("(1.00)"), "{text}");
+            text
+        };
+        report.run.drafter.draft_len = Some(5);
+        let text = shown(&mut report, &advice);
+        assert!(text.contains("not by measured times (the fitted time per distinct expert is not above 0)"), "{text}");
+        assert!(text.contains("windows of 4 rows, the most frequent (120 of 240)") && !text.contains("recorded with 3 drafts"), "{text}");
+        assert!(text.contains("step costs are taken as exact"), "{text}");
+        advice.steps_left_out = 0;
+        report.run.drafter.draft_len = Some(3);
+        report.run.drafter.kind = "mtp".into();
+        let text = shown(&mut report, &advice);
+        assert!(!text.contains("the most frequent") && !text.contains("had drafts"), "{text}");
+        report.run.drafter.kind = "ngram".into();
+        report.totals.decode_steps = 360;
+        assert!(shown(&mut report, &advice).contains("it holds for the 120 of 480 steps that had drafts (25 %)"));
+    }
+
+    #[test]
     fn unknown_costs_are_said() {
         let mut trace = Memory::new(&[1], 8, 2);
         trace.verify(0, 1, &[vec![vec![0, 1], vec![2, 3]]]);
         let text = render(&trace.report(), &TextOptions::default());
         assert!(text.contains("what a step costs is unknown") && text.contains("no_step_cost"), "{text}");
+        assert!(text.contains("lacks") && text.contains("bytes_other_per_step"), "{text}");
         let none = render(&Memory::new(&[1], 8, 2).report(), &TextOptions::default());
-        assert!(none.contains("advice      unknown") && none.contains("no_advice"), "{none}");
+        assert!(none.contains("advice      unknown: a best draft length needs") && none.contains("no_advice"), "{none}");
     }
 }

@@ -26,7 +26,7 @@ fn which(cost: &StepCost, rows: u16, report: &Report) -> Option<String> {
 
 /// Of a drafter that need not draft: how many of the steps had drafts, which is all that the cost is of. `None` for the drafters that
 /// draft in every step, whose decode steps are those of the baseline.
-fn drafted(report: &Report) -> Option<String> {
+pub(super) fn drafted(report: &Report) -> Option<String> {
     let always = matches!(report.run.drafter.kind.as_str(), "mtp" | "dspark" | "none");
     let (verify, decode) = (report.totals.verify_steps, report.totals.decode_steps);
     (!always && verify > 0 && decode > 0).then(|| {

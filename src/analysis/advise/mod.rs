@@ -58,7 +58,8 @@ pub fn advice(
         let missing = StepCost::missing(input.manifest, wanted.draft_cost);
         // A share of a decode step helps only where a decode step is known.
         let help = if missing == ["bytes_per_draft"] { "; --draft-cost of `advise` stands in for it" } else { "" };
-        format!("no measured times ({why}) and no model of bytes (the manifest lacks {}{help})", missing.join(", "))
+        let times = if wanted.model_only { String::new() } else { format!("no measured times ({why}) and ") };
+        format!("{times}no model of bytes (the manifest lacks {}{help})", missing.join(", "))
     });
     let view = View { windows: &windows, cost: cost.as_ref(), options };
     let all = view.sums(&requests);
@@ -72,6 +73,10 @@ pub fn advice(
             .to_owned(),
     ];
     assumptions.extend(cost.iter().flat_map(|c| c.assumptions.clone()));
+    if cost.is_some() {
+        assumptions
+            .push("intervals are of acceptance and unions alone: step costs are taken as exact; `cost` says how sure times are".to_owned());
+    }
     if (2..FEW_REQUESTS).contains(&requests.len()) {
         assumptions.push(format!("intervals come from {} requests; of fewer than {FEW_REQUESTS} they are too narrow", requests.len()));
     }
