@@ -68,7 +68,7 @@ impl Collected {
     }
 
     /// Requests with compared steps of one kind.
-    pub fn requests_of(&self, phase: usize) -> usize {
+    fn requests_of(&self, phase: usize) -> usize {
         self.cells.values().filter(|cells| cells.values().any(|c| c.n[phase] > 0)).count()
     }
 

@@ -12,7 +12,7 @@
 //! with one number of rows (D = 0) their effects cannot be told apart, and b and c are unknown. Over all layers the S are summed
 //! over layers, each about its own means: one slope, an intercept a layer. Intervals are drawn over requests.
 
-use super::collect::{Collected, Grid, VERIFY};
+use super::collect::{Collected, Grid};
 use crate::analysis::Options;
 use crate::analysis::pass::Plan;
 use crate::analysis::stats::{add_times, resampled};
@@ -178,7 +178,8 @@ pub(super) fn fit(collected: &Collected, plan: &Plan<'_>, bytes_per_expert: Opti
         push(&all);
     });
     // All unions but k are of verify steps: those of a single request are the same in every resample.
-    let several = collected.requests_of(VERIFY) >= 2;
+    let verifies = |of: &&Vec<Moments>| of.iter().any(|m| m.0[1] > 0.0 || m.0[2] > 0.0);
+    let several = collected.moments.values().filter(verifies).count() >= 2;
     let interval = |at: usize| intervals.get(at).copied().flatten().filter(|_| several);
     let k = plan.k as f64;
     let mut all = Centred::default();
