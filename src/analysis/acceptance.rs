@@ -53,6 +53,7 @@ pub fn acceptance_of<'a>(steps: impl Iterator<Item = &'a Step>, resamples: usize
         emitted_per_step: Some(emitted as f64 / steps),
         tokens_per_step_ci95: ratios.intervals(resamples, seed).into_iter().next().flatten(),
         by_position: share(&kept, &had),
+        windows_by_position: had.iter().skip(1).copied().collect(),
         conditional_by_position: share(&kept, &reached),
         histogram,
     }
@@ -87,6 +88,7 @@ mod tests {
     fn a_window_counts_only_for_the_drafts_it_had() {
         let a = acceptance(&table(&[(0, 2, 1), (0, 4, 1), (0, 4, 0)]), 100, 1);
         assert_eq!(a.by_position, [Some(2.0 / 3.0), Some(0.0), Some(0.0)]);
+        assert_eq!(a.windows_by_position, [3, 2, 2]);
         // Nobody got as far as the third draft: unknown, not 0.
         assert_eq!(a.conditional_by_position, [Some(2.0 / 3.0), Some(0.0), None]);
         assert_eq!(a.tokens_per_step_ci95, None);

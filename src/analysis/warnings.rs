@@ -177,9 +177,8 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         }
         None => warn("no_advice", "a best draft length needs verify windows with all their rows and known acceptance".into()),
         Some(advice) if advice.best_draft_len.is_none() => {
-            let message = "a best draft length needs step costs, which are unknown: the manifest lacks the bytes of a step or of a draft \
-                           (see --draft-cost of advise)";
-            warn("no_step_cost", message.into());
+            let why = advice.unknown_because.as_deref().unwrap_or("they come to no numbers");
+            warn("no_step_cost", format!("a best draft length needs step costs, which are unknown: {why}"));
         }
         Some(_) => {}
     }

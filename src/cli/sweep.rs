@@ -8,9 +8,9 @@ use super::run_args::{Draft, RunArgs};
 use super::ui::{Output, Ui};
 use crate::analysis::{self, Options as AnalysisOptions, Wanted};
 use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
-use crate::metric::Report;
 use crate::metric::advice::{Advice, CostSource, DraftLength};
 use crate::metric::sweep::{SCHEMA, Sweep, SweepCell, SweepPoint};
+use crate::metric::{Interval, Report};
 use crate::record::Plan;
 use crate::record::sweep::{Cell, Grid, fingerprint};
 use crate::report::{TextOptions, sweep};
@@ -65,6 +65,9 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
 }
+
+/// Fewer decode steps than this are no measure of one.
+const FEW_DECODE_STEPS: u64 = 10;
 
 const STATE: &str = "sweep.json";
 /// Largest state file that is read.
@@ -134,13 +137,16 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let all = |model_only: bool| -> Result<Vec<Report>, Failure> {
         cells.iter().map(|cell| analyze(&args.out.join(&cell.name), model_only)).collect()
     };
-    let mut reports = all(false)?;
-    let sources: Vec<CostSource> = reports.iter().filter_map(|r| advice(r)?.cost_source).collect();
-    if sources.contains(&CostSource::Model) && sources.contains(&CostSource::Measured) {
-        // One table has one source of costs.
-        reports = all(true)?;
-    }
-    let comparison = Sweep { schema: SCHEMA.to_owned(), model: checkpoint.name.clone(), cells: compare(&cells, &reports) };
+    // One table has one source of costs: the measured one, unless the model of bytes knows more recordings.
+    let measured = compare(&cells, &all(false)?, CostSource::Measured);
+    let known = |found: &[SweepCell]| found.iter().filter(|c| c.recorded.speedup.is_some()).count();
+    let found = if known(&measured) == cells.len() {
+        measured
+    } else {
+        let model = compare(&cells, &all(true)?, CostSource::Model);
+        if known(&model) > known(&measured) { model } else { measured }
+    };
+    let comparison = Sweep { schema: SCHEMA.to_owned(), model: checkpoint.name.clone(), cells: found };
     let rendered = if args.json {
         let text = serde_json::to_string_pretty(&comparison);
         text.map_err(|e| Failure::Environment(format!("cannot write the comparison as JSON: {e}")))? + "\n"
@@ -207,26 +213,66 @@ fn few_left_out(advice: &Advice) -> bool {
     advice.steps_left_out * 10 <= advice.steps
 }
 
+/// Step ratio, speedup and its interval of a cell's own windows, all from `source`.
+type Costs = (f64, f64, Option<Interval>);
+
+/// # Errors
+/// Why they are unknown.
+fn costs(report: &Report, advice: Option<&Advice>, source: CostSource) -> Result<Costs, String> {
+    let no_advice = || report.warnings.iter().find(|w| w.code == "no_advice").map_or("no verify steps".to_owned(), |w| w.message.clone());
+    let advice = advice.ok_or_else(no_advice)?;
+    if !few_left_out(advice) {
+        // Where the drafter cut many windows short itself, costs of one length are not those of the recording.
+        let (rows, all) = (advice.recorded_draft_len + 1, advice.steps + advice.steps_left_out);
+        return Err(format!("windows differ in length: only {} of {all} have the most frequent {rows} rows", advice.steps));
+    }
+    if source == CostSource::Model {
+        let last = advice.by_draft_len.last().filter(|_| advice.cost_source == Some(source));
+        let known = last.and_then(|p| Some((p.step_ratio?, p.speedup?, p.ci95)));
+        return known.ok_or_else(|| advice.unknown_because.clone().unwrap_or_else(|| "step costs are unknown".to_owned()));
+    }
+    let cost = report.cost.as_ref().filter(|c| c.source.is_some()).ok_or("the trace has no times of steps")?;
+    let decodes = cost.compared_decode_steps();
+    if decodes < FEW_DECODE_STEPS {
+        let why = "decode steps at the verify steps' context lengths to compare with";
+        return Err(format!("{decodes} {why}, {FEW_DECODE_STEPS} are needed (--baseline-steps)"));
+    }
+    let known = cost.step_ratio.zip(cost.speedup).map(|(ratio, speedup)| (ratio, speedup, cost.speedup_ci95));
+    known.ok_or_else(|| "the step ratio is unknown".to_owned())
+}
+
 /// What a cell's own report says.
-fn recorded(cell: &Cell, report: &Report, advice: Option<&Advice>) -> SweepPoint {
+fn recorded(cell: &Cell, report: &Report, costs: Option<Costs>, source: CostSource) -> SweepPoint {
     if cell.draft == DraftKind::None {
         // Plain decoding is what everything is compared with.
         return SweepPoint { tokens_per_step: Some(1.0), step_ratio: Some(1.0), speedup: Some(1.0), ..SweepPoint::default() };
     }
     let union = report.overall.as_ref().and_then(|o| o.stats.union.as_ref());
-    // Where the drafter cut many windows short itself, the advice speaks of the others only.
-    let whole = advice.filter(|a| few_left_out(a));
-    let own = whole.and_then(|a| Some(point(a, a.by_draft_len.last()?))).unwrap_or_default();
     SweepPoint {
+        cost_source: costs.map(|_| source),
+        step_ratio: costs.map(|(ratio, ..)| ratio),
+        speedup: costs.map(|(_, speedup, _)| speedup),
+        ci95: costs.and_then(|(.., interval)| interval),
         tokens_per_step: report.acceptance.tokens_per_step,
         tokens_per_step_ci95: report.acceptance.tokens_per_step_ci95,
         union_mean: union.map(|u| u.mean),
         union_ci95: union.and_then(|u| u.ci95),
-        ..own
     }
 }
 
-fn compare(cells: &[Cell], reports: &[Report]) -> Vec<SweepCell> {
+/// Share of the steps with drafts, and the speedup of all of them, (d + v τ) / (d + v ratio) with v verify and d decode steps: of a
+/// drafter that finds nothing now and then. 37 verify steps of 3 tokens at 1.5 decode steps, and 156 decode steps: 267 / 211.5.
+fn all_steps(cell: &Cell, report: &Report, costs: Option<Costs>) -> (Option<f64>, Option<f64>) {
+    let (verify, decode) = (report.totals.verify_steps as f64, report.totals.decode_steps as f64);
+    if cell.draft != DraftKind::Ngram || verify + decode == 0.0 {
+        return (None, None);
+    }
+    let speedup = costs.map(|(ratio, speedup, _)| (decode + verify * speedup * ratio) / (decode + verify * ratio));
+    (Some(verify / (verify + decode)), speedup)
+}
+
+/// The cells with costs of one source.
+fn compare(cells: &[Cell], reports: &[Report], costs_of: CostSource) -> Vec<SweepCell> {
     let advices: Vec<Option<Advice>> = reports.iter().map(advice).collect();
     let of = |(at, cell): (usize, &Cell)| {
         let alike = |c: &Cell| c.draft == cell.draft && c.temperature == cell.temperature && c.tag == cell.tag;
@@ -234,7 +280,14 @@ fn compare(cells: &[Cell], reports: &[Report]) -> Vec<SweepCell> {
         let source = longest.filter(|&i| i != at).and_then(|i| Some((cells.get(i)?, advices.get(i)?.as_ref()?)));
         let source = source.filter(|(from, a)| a.recorded_draft_len == from.draft_len && few_left_out(a));
         let predicted = source.and_then(|(_, a)| Some(point(a, a.by_draft_len.iter().find(|p| p.draft_len == cell.draft_len)?)));
+        let predicted = predicted.map(|p| match p.cost_source {
+            Some(source) if source != costs_of => SweepPoint { cost_source: None, step_ratio: None, speedup: None, ci95: None, ..p },
+            _ => p,
+        });
         let report = &reports[at];
+        let own = if cell.draft == DraftKind::None { Ok(None) } else { costs(report, advices[at].as_ref(), costs_of).map(Some) };
+        let (own, unknown_because) = own.map_or_else(|why| (None, Some(why)), |own| (own, None));
+        let (drafted_share, speedup_all_steps) = all_steps(cell, report, own);
         SweepCell {
             name: cell.name.clone(),
             drafter: cell.draft.as_str().to_owned(),
@@ -243,10 +296,60 @@ fn compare(cells: &[Cell], reports: &[Report]) -> Vec<SweepCell> {
             tag: cell.tag.as_ref().map(|(name, value)| format!("{name}={value}")),
             requests: report.totals.requests,
             verify_steps: report.totals.verify_steps,
-            recorded: recorded(cell, report, advices[at].as_ref()),
+            recorded: recorded(cell, report, own, costs_of),
+            drafted_share,
+            speedup_all_steps,
+            unknown_because,
             predicted_by: predicted.and(source.map(|(from, _)| from.name.clone())),
             predicted,
         }
     };
     cells.iter().enumerate().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::tests::memory::Memory;
+    use crate::metric::cost::{ContextBucket, TimeSource};
+
+    fn cell(draft: DraftKind) -> Cell {
+        Cell { name: "c".into(), draft, draft_len: 1, temperature: 0.0, tag: None }
+    }
+
+    fn report() -> Report {
+        let mut trace = Memory::new(&[1], 16, 2);
+        trace.manifest.model.bytes_other_per_step = Some(40 * 12_288);
+        trace.manifest.drafter.bytes_per_draft = None;
+        (0..10).for_each(|request| trace.verify(request, 1, &[vec![vec![0, 1], vec![1, 2]]]));
+        let mut report = trace.report();
+        let cost = report.cost.as_mut().unwrap();
+        (cost.source, cost.step_ratio, cost.speedup) = (Some(TimeSource::Cpu), Some(5.51), Some(0.44));
+        cost.contexts = vec![ContextBucket { from: 0, to: 63, verify_steps: 10, decode_steps: 40 }];
+        report
+    }
+
+    #[test]
+    fn costs_are_of_one_source_and_say_why_they_are_unknown() {
+        let mut report = report();
+        let mut own = advice(&report).unwrap();
+        assert_eq!(costs(&report, Some(&own), CostSource::Measured), Ok((5.51, 0.44, None)));
+        let why = costs(&report, Some(&own), CostSource::Model).unwrap_err();
+        assert!(why.contains("lacks bytes_per_draft; --draft-cost"), "{why}");
+        report.cost.as_mut().unwrap().contexts[0].decode_steps = 9;
+        assert!(costs(&report, Some(&own), CostSource::Measured).unwrap_err().starts_with("9 decode steps"));
+        own.steps_left_out = 2;
+        let why = costs(&report, Some(&own), CostSource::Measured).unwrap_err();
+        assert!(why.contains("only 10 of 12 have the most frequent 2 rows"), "{why}");
+    }
+
+    #[test]
+    fn a_lookup_s_steps_without_drafts_gain_nothing() {
+        let mut report = report();
+        (report.totals.verify_steps, report.totals.decode_steps) = (37, 156);
+        // 3 tokens at 1.5 decode steps.
+        let (share, speedup) = all_steps(&cell(DraftKind::Ngram), &report, Some((1.5, 2.0, None)));
+        assert_eq!((share, speedup), (Some(37.0 / 193.0), Some(267.0 / 211.5)));
+        assert_eq!(all_steps(&cell(DraftKind::Mtp), &report, Some((1.5, 2.0, None))), (None, None));
+    }
 }

@@ -24,6 +24,12 @@ pub struct Advice {
     pub recorded_draft_len: u16,
     /// Where step costs come from; `None` when they are unknown.
     pub cost_source: Option<CostSource>,
+    /// Why measured times were not used; `None` where they were.
+    #[serde(default)]
+    pub measured_unused_because: Option<String>,
+    /// Why step costs are unknown; `None` where they are known.
+    #[serde(default)]
+    pub unknown_because: Option<String>,
     /// Verify steps that were used.
     pub steps: u64,
     /// Verify steps of other lengths or with missing layers, which were not.

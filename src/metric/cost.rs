@@ -127,6 +127,20 @@ pub struct StepCost {
     pub model: Option<ByteModel>,
 }
 
+impl StepCost {
+    /// Verify steps of the report's most frequent number of rows that have times.
+    #[must_use]
+    pub fn timed_verify_steps(&self) -> u64 {
+        self.contexts.iter().map(|c| c.verify_steps).sum()
+    }
+
+    /// Decode steps that verify steps are compared with.
+    #[must_use]
+    pub fn compared_decode_steps(&self) -> u64 {
+        self.contexts.iter().filter(|c| c.verify_steps > 0).map(|c| c.decode_steps).sum()
+    }
+}
+
 /// Steps whose context length is in one octave. Verify steps are compared with decode steps of their own bucket; the buckets
 /// are weighed by their verify steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

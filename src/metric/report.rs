@@ -117,6 +117,9 @@ pub struct Acceptance {
     pub tokens_per_step_ci95: Option<Interval>,
     /// Entry i - 1: of the windows that had draft i, the share that accepted it.
     pub by_position: Vec<Option<f64>>,
+    /// Entry i - 1: number of windows that had draft i.
+    #[serde(default)]
+    pub windows_by_position: Vec<u64>,
     /// Entry i - 1: the same among windows that accepted every draft before i.
     pub conditional_by_position: Vec<Option<f64>>,
     /// Entry a: number of verify steps with a accepted drafts, 0...γ.

@@ -37,11 +37,29 @@ pub struct SweepCell {
     pub verify_steps: u64,
     /// What was recorded.
     pub recorded: SweepPoint,
+    /// Of a drafter that need not draft, the share of the steps after the prompts that had drafts; decode steps of a baseline count among
+    /// the others. `None` for drafters that draft in every step.
+    #[serde(default)]
+    pub drafted_share: Option<f64>,
+    /// The speedup over those steps all together, the ones without drafts gaining nothing; there where `drafted_share` is.
+    #[serde(default)]
+    pub speedup_all_steps: Option<f64>,
+    /// Why the recorded speedup is unknown.
+    #[serde(default)]
+    pub unknown_because: Option<String>,
     /// What the longest recording of the same drafter, temperature and tag says of this draft length; `None` for itself, and where
     /// more than a tenth of its windows are not of its draft length.
     pub predicted: Option<SweepPoint>,
     /// The recording that it is predicted by.
     pub predicted_by: Option<String>,
+}
+
+impl SweepCell {
+    /// The speedup that recordings are ranked by: of all steps, where some had no drafts.
+    #[must_use]
+    pub fn ranked(&self) -> Option<f64> {
+        if self.drafted_share.is_some() { self.speedup_all_steps } else { self.recorded.speedup }
+    }
 }
 
 /// Numbers of one draft length; each interval is a bootstrap over requests.

@@ -1,5 +1,6 @@
 //! The advice for people: plain sentences first, tables after, then what it takes for granted.
 
+use super::cost;
 use super::table::{self, Column};
 use super::text::{TextOptions, header};
 use super::wrap::{paragraph, plain, titled};
@@ -37,9 +38,13 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
     let mut out = header(report, options);
     out.push('\n');
     match &advice {
-        None => out.push_str(&titled("advice", "unknown", options.width, options.color)),
+        None => {
+            let why = report.warnings.iter().find(|w| w.code == "no_advice");
+            let text = why.map_or_else(|| "unknown".to_owned(), |w| format!("unknown: {}", plain(&w.message)));
+            out.push_str(&titled("advice", &text, options.width, options.color));
+        }
         Some(advice) => {
-            let view = View { advice, options };
+            let view = View { advice, options, gamma: report.run.drafter.draft_len, drafted: cost::drafted(report) };
             out.push_str(&view.sentences());
             out.push('\n');
             out.push_str(&view.lengths());
@@ -64,6 +69,10 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
 struct View<'a> {
     advice: &'a Advice,
     options: &'a TextOptions,
+    /// The run's draft length.
+    gamma: Option<u16>,
+    /// Of how many of the steps it is, where some had no drafts.
+    drafted: Option<String>,
 }
 
 fn drafts(n: u16) -> String {
@@ -97,15 +106,15 @@ impl View<'_> {
         let mut out = String::new();
         let Some(best) = a.best_draft_len.and_then(|n| a.by_draft_len.iter().find(|p| p.draft_len == n)) else {
             let tokens = recorded.map_or_else(String::new, |p| format!("{:.2} tokens per step", p.tokens_per_step));
-            let text = format!(
-                "what a step costs is unknown, so is the best draft length; recorded with {}: {tokens}",
-                drafts(a.recorded_draft_len)
-            );
-            return self.lines("advice", &text);
+            let why = a.unknown_because.as_ref().map_or_else(String::new, |why| format!(": {}", plain(why)));
+            let text = format!("what a step costs is unknown, so is the best draft length{why}");
+            let recorded = format!("recorded with {}: {tokens}", self.recorded_windows());
+            return self.lines("advice", &text) + &self.lines("", &recorded);
         };
-        let source = match a.cost_source {
-            Some(CostSource::Measured) => "by measured step times",
-            _ => "by the model of bytes, not by measured times",
+        let source = match (a.cost_source, &a.measured_unused_because) {
+            (Some(CostSource::Measured), _) => "by measured step times".to_owned(),
+            (_, Some(why)) => format!("by the model of bytes, not by measured times ({})", plain(why)),
+            (_, None) => "by the model of bytes, not by measured times".to_owned(),
         };
         let first = if best.draft_len == 0 {
             format!("do not speculate: no draft length is faster than plain decoding, {source}")
@@ -119,12 +128,20 @@ impl View<'_> {
             )
         };
         out.push_str(&self.lines("advice", &first));
+        if let Some(drafted) = &self.drafted {
+            out.push_str(&self.lines("", drafted));
+        }
+        if a.by_draft_len.iter().any(|p| p.ci95.is_some()) {
+            out.push_str(&self.lines("", "intervals are of acceptance and unions alone: step costs are taken as exact"));
+        }
         if let Some(share) = best.best_share.filter(|_| a.requests > 1) {
             out.push_str(&self.lines("", &format!("the best in {:.0} % of resamples of the {} requests", share * 100.0, a.requests)));
         }
         if let Some(at) = recorded.filter(|at| at.draft_len != best.draft_len) {
-            let text = format!("recorded with {}: {:.2}{}", drafts(at.draft_len), at.speedup.unwrap_or(f64::NAN), range(at.ci95));
+            let text = format!("recorded with {}: {:.2}{}", self.recorded_windows(), at.speedup.unwrap_or(f64::NAN), range(at.ci95));
             out.push_str(&self.lines("", &text));
+        } else if a.steps_left_out > 0 {
+            out.push_str(&self.lines("", &format!("judged by {}", self.recorded_windows())));
         } else if best.draft_len > 0 {
             out.push_str(&self.lines("", "the longest that was recorded; longer ones may be better still"));
         }
@@ -166,6 +183,16 @@ impl View<'_> {
         out
     }
 
+    /// Which windows the advice is of: of a run whose windows differ, those of one length only.
+    fn recorded_windows(&self) -> String {
+        let a = self.advice;
+        let (length, all) = (a.recorded_draft_len, a.steps + a.steps_left_out);
+        if a.steps_left_out == 0 && self.gamma.is_none_or(|gamma| gamma == length) {
+            return drafts(length);
+        }
+        format!("windows of {} rows, the most frequent ({} of {all})", u32::from(length) + 1, a.steps)
+    }
+
     fn best_threshold(&self) -> Option<&crate::metric::advice::Confidence> {
         let known = self.advice.confidence.iter().flatten().filter(|p| p.speedup.is_some());
         known.reduce(|best, next| if next.speedup > best.speedup { next } else { best })
@@ -174,11 +201,15 @@ impl View<'_> {
     /// Where the recorded draft length is slower than plain decoding.
     fn losing(&self) -> String {
         let a = self.advice;
-        let below = |group: &&GroupAdvice| group.speedup.is_some_and(|s| s < 1.0);
+        // What shows as 1.00 is not listed as a loss.
+        let below = |group: &&GroupAdvice| group.speedup.is_some_and(|s| (s * 100.0).round() < 100.0);
         let name = |group: &GroupAdvice| format!("{} ({})", plain(&group.key), number(group.speedup));
         let tags: Vec<String> = a.by_tag.iter().filter(below).map(name).take(FEW).collect();
         let requests: Vec<String> = a.by_request.iter().filter(below).map(name).collect();
-        let with = drafts(a.recorded_draft_len);
+        let with = match self.gamma {
+            Some(gamma) if gamma != a.recorded_draft_len => format!("windows of {} rows", u32::from(a.recorded_draft_len) + 1),
+            _ => drafts(a.recorded_draft_len),
+        };
         let mut text = match requests.len() {
             0 => format!("nowhere: with {with} no request is slower than by plain decoding"),
             n => {
@@ -339,12 +370,42 @@ mod tests {
     }
 
     #[test]
+    fn sentences_say_which_windows_and_whose_costs() {
+        let mut report = report();
+        let mut advice: Advice = serde_json::from_value(report.advice.clone().unwrap()).unwrap();
+        advice.measured_unused_because = Some("the fitted time per distinct expert is not above 0".into());
+        advice.steps_left_out = advice.steps;
+        advice.by_request[0].speedup = Some(0.998);
+        let shown = |report: &mut Report, advice: &Advice| {
+            report.advice = Some(serde_json::to_value(advice).unwrap());
+            // Unfolded: sentences are looked for, not lines.
+            let text = render(report, &TextOptions { width: 400, ..TextOptions::default() });
+            assert!(!text.contains("(1.00)"), "{text}");
+            text
+        };
+        report.run.drafter.draft_len = Some(5);
+        let text = shown(&mut report, &advice);
+        assert!(text.contains("not by measured times (the fitted time per distinct expert is not above 0)"), "{text}");
+        assert!(text.contains("windows of 4 rows, the most frequent (120 of 240)") && !text.contains("recorded with 3 drafts"), "{text}");
+        assert!(text.contains("step costs are taken as exact"), "{text}");
+        advice.steps_left_out = 0;
+        report.run.drafter.draft_len = Some(3);
+        report.run.drafter.kind = "mtp".into();
+        let text = shown(&mut report, &advice);
+        assert!(!text.contains("the most frequent") && !text.contains("had drafts"), "{text}");
+        report.run.drafter.kind = "ngram".into();
+        report.totals.decode_steps = 360;
+        assert!(shown(&mut report, &advice).contains("it holds for the 120 of 480 steps that had drafts (25 %)"));
+    }
+
+    #[test]
     fn unknown_costs_are_said() {
         let mut trace = Memory::new(&[1], 8, 2);
         trace.verify(0, 1, &[vec![vec![0, 1], vec![2, 3]]]);
         let text = render(&trace.report(), &TextOptions::default());
         assert!(text.contains("what a step costs is unknown") && text.contains("no_step_cost"), "{text}");
+        assert!(text.contains("lacks") && text.contains("bytes_other_per_step"), "{text}");
         let none = render(&Memory::new(&[1], 8, 2).report(), &TextOptions::default());
-        assert!(none.contains("advice      unknown") && none.contains("no_advice"), "{none}");
+        assert!(none.contains("advice      unknown: a best draft length needs") && none.contains("no_advice"), "{none}");
     }
 }

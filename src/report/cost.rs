@@ -18,8 +18,29 @@ fn time(us: f64) -> String {
     Unit::Microseconds.show(us)
 }
 
+/// Which of the report's verify steps the cost is of, where it is not of all.
+fn which(cost: &StepCost, rows: u16, report: &Report) -> Option<String> {
+    let (steps, all) = (cost.timed_verify_steps(), report.totals.verify_steps);
+    (steps < all).then(|| format!("over the {steps} of {all} verify steps of {rows} rows"))
+}
+
+/// Of a drafter that need not draft: how many of the steps had drafts, which is all that the cost is of. `None` for the drafters that
+/// draft in every step, whose decode steps are those of the baseline.
+pub(super) fn drafted(report: &Report) -> Option<String> {
+    let always = matches!(report.run.drafter.kind.as_str(), "mtp" | "dspark" | "none");
+    let (verify, decode) = (report.totals.verify_steps, report.totals.decode_steps);
+    (!always && verify > 0 && decode > 0).then(|| {
+        let share = verify as f64 / (verify + decode) as f64 * 100.0;
+        format!(
+            "it holds for the {verify} of {} steps that had drafts ({share:.0} %); {decode} decode steps, those of the baseline among them, \
+             gain nothing",
+            verify + decode
+        )
+    })
+}
+
 /// What a verify step costs, and whether it pays: one or two sentences. `None` when not even bytes say anything.
-pub fn sentence(cost: &StepCost, rows: u16) -> Option<String> {
+pub fn sentence(cost: &StepCost, rows: u16, report: &Report) -> Option<String> {
     let (Some(verify), Some(step), Some(source)) = (cost.verify_ratio, cost.step_ratio, cost.source) else {
         let model = cost.model.as_ref()?;
         return Some(format!(
@@ -40,7 +61,11 @@ pub fn sentence(cost: &StepCost, rows: u16) -> Option<String> {
             _ => format!("speculation loses, {times} as plain decoding"),
         };
         let interval = range_of(cost.speedup_ci95);
-        text.push_str(&format!(". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}{interval}"));
+        let which = which(cost, rows, report).map_or_else(String::new, |which| format!(", {which}"));
+        text.push_str(&format!(". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}{interval}{which}"));
+        if let Some(drafted) = drafted(report) {
+            text.push_str(&format!("; {drafted}"));
+        }
     }
     text.push_str(&format!("; {}", whose(source)));
     Some(text)
@@ -132,6 +157,27 @@ pub fn attribution(report: &Report, width: usize) -> String {
 mod tests {
     use super::*;
 
+    fn report() -> Report {
+        crate::analysis::tests::memory::Memory::new(&[1], 8, 2).report()
+    }
+
+    #[test]
+    fn the_sentence_says_which_steps_it_is_of() {
+        let mut report = report();
+        report.totals.verify_steps = 114;
+        let context = crate::metric::cost::ContextBucket { from: 0, to: 63, verify_steps: 56, decode_steps: 20 };
+        let cost = StepCost { contexts: vec![context], ..measured() };
+        report.run.drafter.kind = "mtp".into();
+        report.totals.decode_steps = 20;
+        let text = sentence(&cost, 2, &report).unwrap();
+        assert!(text.contains("plain decoding, over the 56 of 114 verify steps of 2 rows") && !text.contains("had drafts"), "{text}");
+        // A drafter that often has nothing: its decode steps are not the baseline's alone.
+        report.run.drafter.kind = "ngram".into();
+        report.totals.decode_steps = 342;
+        let text = sentence(&cost, 2, &report).unwrap();
+        assert!(text.contains("it holds for the 114 of 456 steps that had drafts (25 %); 342 decode steps"), "{text}");
+    }
+
     fn measured() -> StepCost {
         StepCost {
             source: Some(TimeSource::Cpu),
@@ -160,27 +206,27 @@ mod tests {
     #[test]
     fn the_sentence_says_whether_it_pays() {
         // The published case: 0.9 acceptance at a ratio of 2.2 is 0.86 times as fast.
-        let text = sentence(&measured(), 2).unwrap();
+        let text = sentence(&measured(), 2, &report()).unwrap();
         assert!(text.contains("1.80 times a decode pass (95 %: 1.70 to 1.90)"), "{text}");
         assert!(text.contains("breaks even at 2.20 tokens per step and has 1.90: speculation loses, 0.86 times"), "{text}");
         assert!(text.ends_with("CPU wall times"), "{text}");
         let pays = StepCost { speedup: Some(1.2), ..measured() };
-        assert!(sentence(&pays, 2).unwrap().contains("speculation pays, 1.20 times"));
+        assert!(sentence(&pays, 2, &report()).unwrap().contains("speculation pays, 1.20 times"));
         // An interval that holds 1 is no verdict, on whichever side the point is.
         for speedup in [0.93, 1.02] {
             let unclear = StepCost { speedup: Some(speedup), speedup_ci95: Some([0.83, 1.03]), ..measured() };
             let expected = format!("not told apart from plain decoding, {speedup} times as fast (95 %: 0.83 to 1.03)");
-            let text = sentence(&unclear, 2).unwrap();
+            let text = sentence(&unclear, 2, &report()).unwrap();
             assert!(text.contains(&expected) && !text.contains("pays") && !text.contains("loses"), "{text}");
         }
         let loses = StepCost { speedup: Some(0.93), speedup_ci95: Some([0.83, 0.99]), ..measured() };
-        assert!(sentence(&loses, 2).unwrap().contains("speculation loses, 0.93 times"));
+        assert!(sentence(&loses, 2, &report()).unwrap().contains("speculation loses, 0.93 times"));
     }
 
     #[test]
     fn what_was_not_measured_is_called_a_model() {
         let nothing = StepCost { source: None, verify_ratio: None, step_ratio: None, ..measured() };
-        assert_eq!(sentence(&nothing, 4), None);
+        assert_eq!(sentence(&nothing, 4, &report()), None);
         let model = crate::metric::cost::ByteModel {
             kind: "model".into(),
             decode_bytes: 10.0,
@@ -189,7 +235,7 @@ mod tests {
             speedup_if_drafts_are_free: None,
             assumptions: Vec::new(),
         };
-        let text = sentence(&StepCost { model: Some(model), ..nothing }, 4).unwrap();
+        let text = sentence(&StepCost { model: Some(model), ..nothing }, 4, &report()).unwrap();
         assert!(text.starts_with("not measured; by a model") && text.contains("2.10 decode steps"), "{text}");
     }
 

@@ -63,6 +63,17 @@ fn advice(report: &Report, key: &str) -> Option<f64> {
     report.advice.as_ref()?.get(key)?.as_f64()
 }
 
+/// ` (model)` where the advice is by the model of bytes.
+fn by_model(report: &Report) -> &'static str {
+    let source = report.advice.as_ref().and_then(|a| a.get("cost_source")?.as_str());
+    if source == Some("model") { " (model)" } else { "" }
+}
+
+/// The measured number, as the report of one trace has it, or else the advice's with its source.
+fn measured_or(measured: Option<f64>, report: &Report, key: &str) -> Option<String> {
+    two(measured).or_else(|| Some(two(recorded(report, key))? + by_model(report)))
+}
+
 /// The recorded draft length's entry of the advice.
 fn recorded(report: &Report, key: &str) -> Option<f64> {
     report.advice.as_ref()?.get("by_draft_len")?.as_array()?.last()?.get(key)?.as_f64()
@@ -94,9 +105,9 @@ const LINES: &[Line] = &[
     ("effective experts, verify", |r| Some(format!("{:.0}", overall(r)?.load?.effective_experts))),
     ("effective experts, prefill", |r| effective(r.prefill.as_ref())),
     ("effective experts, drafter", |r| effective(r.draft.as_ref())),
-    ("step ratio", |r| two(recorded(r, "step_ratio"))),
-    ("speedup", |r| two(recorded(r, "speedup"))),
-    ("best draft length", |r| advice(r, "best_draft_len").map(|n| n.to_string())),
+    ("step ratio", |r| measured_or(r.cost.as_ref().and_then(|c| c.step_ratio), r, "step_ratio")),
+    ("speedup", |r| measured_or(r.cost.as_ref().and_then(|c| c.speedup), r, "speedup")),
+    ("best draft length", |r| advice(r, "best_draft_len").map(|n| format!("{n}{}", by_model(r)))),
 ];
 
 /// The reports side by side. Columns that do not fit are continued below.
@@ -174,6 +185,26 @@ mod tests {
         let text = render(&reports, &TextOptions::default());
         assert!(text.contains("2.00 (2.00-2.00)") && text.contains("all no_device_times"), "{text}");
         assert!(!text.contains("effective experts, prefill"), "{text}");
+    }
+
+    #[test]
+    fn costs_are_the_measured_ones_or_say_that_they_are_a_model() {
+        let mut trace = Memory::new(&[1], 16, 2);
+        trace.manifest.model.bytes_other_per_step = Some(40 * 12_288);
+        trace.manifest.drafter.bytes_per_draft = Some(12_288);
+        for request in 0..2 {
+            trace.verify(request, 1, &[vec![vec![0, 1], vec![1, 2]]]);
+        }
+        let model = trace.report();
+        let mut measured = model.clone();
+        let cost = measured.cost.as_mut().unwrap();
+        (cost.step_ratio, cost.speedup) = (Some(5.51), Some(0.44));
+        let text = render(&[model, measured], &TextOptions::default());
+        let line = |title: &str| text.lines().find(|l| l.starts_with(title)).unwrap().to_owned();
+        for (title, own) in [("step ratio", "5.51"), ("speedup", "0.44")] {
+            assert!(line(title).ends_with(own) && line(title).contains("(model)"), "{text}");
+        }
+        assert_eq!(line("best draft length").matches("(model)").count(), 2, "{text}");
     }
 
     #[test]

@@ -26,18 +26,53 @@ fn source(cell: &SweepCell) -> &'static str {
     }
 }
 
+/// The fastest recording, of how many it is that, and what is not compared for which reason.
+fn fastest(sweep: &Sweep, options: &TextOptions) -> String {
+    let line = |title: &str, text: &str| titled(title, text, options.width, options.color);
+    let known: Vec<&SweepCell> = sweep.cells.iter().filter(|c| c.ranked().is_some()).collect();
+    let mut out = String::new();
+    if let Some(best) = known.iter().reduce(|best, next| if next.ranked() > best.ranked() { next } else { best }) {
+        let with_drafts = best.drafted_share.map_or_else(String::new, |share| {
+            format!(" over all its steps ({} over the {:.0} % that had drafts)", number(best.recorded.speedup), share * 100.0)
+        });
+        let (speedup, few) = (number(best.ranked()), known.len() < sweep.cells.len());
+        let of = if few { format!("; of {} of {} recordings that can be compared", known.len(), sweep.cells.len()) } else { String::new() };
+        out.push_str(&line(
+            "fastest",
+            &format!("{}: {speedup} times plain decoding{with_drafts}, by {}{of}", plain(&best.name), source(best)),
+        ));
+    }
+    let mut unknown: std::collections::BTreeMap<&str, Vec<String>> = std::collections::BTreeMap::new();
+    for cell in &sweep.cells {
+        if let Some(why) = &cell.unknown_because {
+            unknown.entry(why).or_default().push(plain(&cell.name));
+        }
+    }
+    for (i, (why, names)) in unknown.into_iter().enumerate() {
+        out.push_str(&line(if i == 0 { "unknown" } else { "" }, &format!("{}: {}", names.join(", "), plain(why))));
+    }
+    let spans = |source| sweep.cells.iter().any(|c| c.recorded.ci95.is_some() && c.recorded.cost_source == Some(source));
+    if spans(CostSource::Model) {
+        out.push_str(&line("intervals", "of speedups are of acceptance and unions alone: step costs are taken as exact"));
+    } else if spans(CostSource::Measured) {
+        out.push_str(&line("intervals", "of speedups are over requests, with the times of their steps"));
+    }
+    if sweep.cells.iter().any(|c| c.drafted_share.is_some()) {
+        let text =
+            "speedup is of the steps that had drafts; `all steps` counts those without, which gain nothing, and the baseline's among them";
+        out.push_str(&line("lookup", text));
+    }
+    out
+}
+
 /// The comparison as text.
 pub fn render(sweep: &Sweep, options: &TextOptions) -> String {
     let cells = |of: &dyn Fn(&SweepCell) -> String| sweep.cells.iter().map(of).collect::<Vec<_>>();
     let predicted = |of: &dyn Fn(&SweepPoint) -> String| cells(&|c| c.predicted.as_ref().map_or_else(|| "-".to_owned(), of));
     let mut out = titled("sweep", &format!("{} recordings of {}", sweep.cells.len(), plain(&sweep.model)), options.width, options.color);
-    let best = sweep.cells.iter().filter(|c| c.recorded.speedup.is_some());
-    if let Some(best) = best.reduce(|best, next| if next.recorded.speedup > best.recorded.speedup { next } else { best }) {
-        let text = format!("{}: {} times plain decoding, by {}", plain(&best.name), number(best.recorded.speedup), source(best));
-        out.push_str(&titled("fastest", &text, options.width, options.color));
-    }
+    out.push_str(&fastest(sweep, options));
     out.push('\n');
-    let columns = vec![
+    let mut columns = vec![
         Column::new("recording").left().cells(cells(&|c| plain(&c.name))),
         Column::new("requests").optional(0).cells(cells(&|c| c.requests.to_string())),
         Column::new("steps").optional(1).cells(cells(&|c| c.verify_steps.to_string())),
@@ -49,6 +84,11 @@ pub fn render(sweep: &Sweep, options: &TextOptions) -> String {
         Column::new("speedup").cells(cells(&|c| with_interval(c.recorded.speedup, c.recorded.ci95))),
         Column::new("predicted").optional(3).cells(predicted(&|p| number(p.speedup))),
     ];
+    if sweep.cells.iter().any(|c| c.drafted_share.is_some()) {
+        let share = |c: &SweepCell| c.drafted_share.map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0));
+        columns.push(Column::new("had drafts").optional(6).cells(cells(&share)));
+        columns.push(Column::new("all steps").cells(cells(&|c| number(c.speedup_all_steps))));
+    }
     out.push_str(&table::render(columns, options.width, |_, line| line.to_owned()));
     if sweep.cells.iter().any(|c| c.predicted.is_some()) {
         let note = "Predicted: by the first drafts of the longest recording of the same drafter, temperature and tag. In parentheses: 95 % \
@@ -84,12 +124,29 @@ mod tests {
             recorded: point(1.0 + f64::from(draft_len) / 4.0),
             predicted: predicted.map(point),
             predicted_by: predicted.map(|_| "mtp-2-t0".into()),
+            drafted_share: None,
+            speedup_all_steps: None,
+            unknown_because: None,
         };
         let sweep =
             Sweep { schema: crate::metric::sweep::SCHEMA.into(), model: "m\x1b".into(), cells: vec![cell(1, Some(1.27)), cell(2, None)] };
         let text = render(&sweep, &TextOptions::default());
         assert!(text.contains("fastest     mtp-2-t0: 1.00 times"), "{text}");
         assert!(text.contains("1.25 (1.15-1.35)       1.27") && !text.contains('\x1b'), "{text}");
+        assert!(!text.contains("can be compared"), "{text}");
+        // A lookup is ranked by all its steps, and what is unknown is counted and told.
+        let mut sweep = sweep;
+        let mut lookup = cell(3, None);
+        (lookup.name, lookup.recorded.speedup) = ("ngram-3-t0".into(), Some(1.91));
+        lookup.recorded.ci95 = Some([1.8, 2.0]);
+        (lookup.drafted_share, lookup.speedup_all_steps) = (Some(0.19), Some(1.19));
+        let mut unknown = cell(4, None);
+        (unknown.name, unknown.recorded.speedup, unknown.unknown_because) = ("dspark-4-t0".into(), None, Some("no bytes".into()));
+        sweep.cells.extend([lookup, unknown]);
+        let text = render(&sweep, &TextOptions { width: 160, ..TextOptions::default() });
+        assert!(text.contains("ngram-3-t0: 1.19 times plain decoding over all its steps (1.91 over the 19 % that had drafts)"), "{text}");
+        assert!(text.contains("of 3 of 4 recordings that can be compared") && text.contains("dspark-4-t0: no bytes"), "{text}");
+        assert!(text.contains("intervals   of speedups are of acceptance and unions alone: step costs are taken as exact"), "{text}");
         for width in [60, 80] {
             assert!(render(&sweep, &TextOptions { width, ..TextOptions::default() }).lines().all(|l| l.chars().count() <= width));
         }

@@ -162,9 +162,14 @@ impl View<'_> {
             let show = |v: &Option<f64>| v.map_or_else(|| "-".to_owned(), |v| format!("{:.0} %", v * 100.0));
             values.iter().map(show).collect::<Vec<_>>().join("  ")
         };
-        out.push_str(
-            &self.lines("", &format!("by position {}; given all before {}", shares(&a.by_position), shares(&a.conditional_by_position))),
-        );
+        let mut text = format!("by position {}", shares(&a.by_position));
+        // Where windows differ in length, a later position is of other windows than an earlier one.
+        if a.windows_by_position.windows(2).any(|pair| pair[0] != pair[1]) {
+            let of: Vec<String> = a.windows_by_position.iter().map(|&n| Unit::Count.show(n as f64)).collect();
+            text.push_str(&format!(" of the windows with such a draft ({})", of.join(", ")));
+        }
+        text.push_str(&format!("; given all before {}", shares(&a.conditional_by_position)));
+        out.push_str(&self.lines("", &text));
         out
     }
 
@@ -175,7 +180,7 @@ impl View<'_> {
         let rows = overall.map_or(0, |o| o.stats.rows);
         let copy = self.report.run.instrumentation.copy_gb_per_s;
         let experts = overall.and_then(|o| cost::experts(o.cost.as_ref()?, copy));
-        let said = [cost::sentence(cost, rows), experts, cost::bytes(cost)];
+        let said = [cost::sentence(cost, rows, self.report), experts, cost::bytes(cost)];
         let titles = std::iter::once("cost").chain(std::iter::repeat(""));
         said.into_iter().flatten().zip(titles).map(|(text, title)| self.lines(title, &self.letters(&text))).collect()
     }

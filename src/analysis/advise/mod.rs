@@ -51,8 +51,16 @@ pub fn advice(
     // Measured or modelled, never both.
     let per_step = experts as f64 / windows.steps.len() as f64;
     let measured = || StepCost::measured(report, windows.drafts, per_step, decode_experts, wanted.draft_cost);
-    let cost = if wanted.model_only { None } else { measured() };
-    let cost = cost.or_else(|| StepCost::model(input.manifest, windows.layers, wanted.draft_cost));
+    let measured = if wanted.model_only { Err("the model of bytes was asked for".to_owned()) } else { measured() };
+    let measured_unused_because = measured.as_ref().err().cloned();
+    let cost = measured.ok().or_else(|| StepCost::model(input.manifest, windows.layers, wanted.draft_cost));
+    let unknown_because = measured_unused_because.as_ref().filter(|_| cost.is_none()).map(|why| {
+        let missing = StepCost::missing(input.manifest, wanted.draft_cost);
+        // A share of a decode step helps only where a decode step is known.
+        let help = if missing == ["bytes_per_draft"] { "; --draft-cost of `advise` stands in for it" } else { "" };
+        let times = if wanted.model_only { String::new() } else { format!("no measured times ({why}) and ") };
+        format!("{times}no model of bytes (the manifest lacks {}{help})", missing.join(", "))
+    });
     let view = View { windows: &windows, cost: cost.as_ref(), options };
     let all = view.sums(&requests);
     let points = view.curve(&all.totals(), Ideal::default());
@@ -65,6 +73,10 @@ pub fn advice(
             .to_owned(),
     ];
     assumptions.extend(cost.iter().flat_map(|c| c.assumptions.clone()));
+    if cost.is_some() {
+        assumptions
+            .push("intervals are of acceptance and unions alone: step costs are taken as exact; `cost` says how sure times are".to_owned());
+    }
     if (2..FEW_REQUESTS).contains(&requests.len()) {
         assumptions.push(format!("intervals come from {} requests; of fewer than {FEW_REQUESTS} they are too narrow", requests.len()));
     }
@@ -74,6 +86,8 @@ pub fn advice(
         best_draft_len: best_at.map(|at| at as u16),
         recorded_draft_len: windows.drafts as u16,
         cost_source: cost.as_ref().map(|c| c.source),
+        measured_unused_because,
+        unknown_because,
         steps: windows.steps.len() as u64,
         steps_left_out: windows.left_out,
         requests: requests.len() as u64,

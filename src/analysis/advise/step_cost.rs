@@ -62,9 +62,23 @@ impl StepCost {
         Some(Self { source: CostSource::Model, decode, fixed: other, per_expert, per_row: 0.0, per_draft, assumptions })
     }
 
+    /// Keys of the manifest that the model of bytes needs and that are unknown; a draft's is not needed with `draft_cost`.
+    pub fn missing(manifest: &Manifest, draft_cost: Option<f64>) -> Vec<&'static str> {
+        let known = |bytes: Option<u64>| bytes.is_some_and(|bytes| bytes > 0);
+        let keys = [
+            ("bytes_per_expert", known(manifest.model.bytes_per_expert)),
+            ("bytes_other_per_step", known(manifest.model.bytes_other_per_step)),
+            ("bytes_per_draft", draft_cost.is_some() || manifest.drafter.bytes_per_draft.is_some()),
+        ];
+        keys.into_iter().filter(|(_, known)| !known).map(|(key, _)| key).collect()
+    }
+
     /// The measured times of a report whose verify steps have `drafts` drafts and touch `experts` distinct experts on average, summed
-    /// over the layers, where a decode step touches `decode_experts`. `None` where a verify ratio or the cost of an expert is unknown, or
-    /// fewer than ten decode steps stand behind it.
+    /// over the layers, where a decode step touches `decode_experts`.
+    ///
+    /// # Errors
+    /// Why measured times give no costs, as half a sentence: a verify ratio or the cost of an expert is unknown, or fewer than ten decode
+    /// steps stand behind it.
     ///
     /// With D and V the mean times of whole decode and verify steps, D' and V' of their passes and b the time of an expert:
     ///
@@ -74,21 +88,32 @@ impl StepCost {
     ///
     /// so that a decode step costs D and the mean verify step V. D = 100, V = 190, D' = 80, V' = 140, b = 2, 20 experts of 8 in three
     /// drafts: per_draft = 10, per_row = (60 - 24) / 3 = 12, fixed = 72.
-    pub fn measured(report: &Report, drafts: usize, experts: f64, decode_experts: f64, draft_cost: Option<f64>) -> Option<Self> {
-        let cost = report.cost.as_ref()?;
-        let decodes: u64 = cost.contexts.iter().filter(|c| c.verify_steps > 0).map(|c| c.decode_steps).sum();
+    pub fn measured(report: &Report, drafts: usize, experts: f64, decode_experts: f64, draft_cost: Option<f64>) -> Result<Self, String> {
+        let cost = report.cost.as_ref().ok_or("the trace has no times of steps")?;
+        let clock = cost.source.ok_or("the trace has no times of steps")?;
+        let decodes = cost.compared_decode_steps();
         if decodes < FEW_DECODE_STEPS {
-            return None;
+            let why = format!("{decodes} decode steps at the verify steps' context lengths are too few, {FEW_DECODE_STEPS} are needed");
+            return Err(why + " (record with --baseline-steps, or give --baseline)");
         }
-        let source = match cost.source? {
+        let source = match clock {
             TimeSource::Cpu => "wall times of the CPU engine",
             TimeSource::Device => "the device's times",
             TimeSource::Host => "the host's times around the device's passes",
         };
-        let decode = cost.decode_step_us?;
-        let pass = cost.decode_us? * (cost.verify_ratio? - 1.0);
-        let step = decode * (cost.step_ratio? - 1.0);
-        let per_expert = report.overall.as_ref()?.cost.as_ref()?.us_per_expert.filter(|&us| us > 0.0)?;
+        let (Some(decode), Some(decode_pass)) = (cost.decode_step_us, cost.decode_us) else {
+            return Err("the time of a decode step is unknown".into());
+        };
+        let (Some(verify_ratio), Some(step_ratio)) = (cost.verify_ratio, cost.step_ratio) else {
+            return Err("the verify ratio is unknown".into());
+        };
+        let pass = decode_pass * (verify_ratio - 1.0);
+        let step = decode * (step_ratio - 1.0);
+        let slope = report.overall.as_ref().and_then(|o| o.cost.as_ref()?.us_per_expert);
+        let per_expert = slope.ok_or("the time per distinct expert is unknown")?;
+        if per_expert <= 0.0 {
+            return Err("the fitted time per distinct expert is not above 0".into());
+        }
         let drafts = drafts as f64;
         let per_row = (pass - per_expert * (experts - decode_experts)) / drafts;
         let per_draft = draft_cost.map_or((step - pass) / drafts, |share| share * decode);
@@ -100,10 +125,9 @@ impl StepCost {
             us(decode + step),
             us(per_expert)
         )];
-        assumptions.push("intervals are those of tokens and experts; how sure the times are is in `cost`".to_owned());
         assumptions.extend(draft_cost.map(|share| format!("a draft costs {share} decode steps, as given")));
         let fixed = decode - per_expert * decode_experts - per_row;
-        Some(Self { source: CostSource::Measured, decode, fixed, per_expert, per_row, per_draft, assumptions })
+        Ok(Self { source: CostSource::Measured, decode, fixed, per_expert, per_row, per_draft, assumptions })
     }
 
     /// Cost of steps: their number, and sums over them of rows, experts and drafts made.
@@ -141,14 +165,19 @@ mod tests {
         let mut trace = crate::analysis::tests::memory::Memory::new(&[1, 2], 64, 4);
         trace.verify(0, 1, &[vec![vec![0, 1, 2, 3]; 4], vec![vec![0, 1, 2, 3]; 4]]);
         let mut report = trace.report();
-        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), None, "nothing was measured");
+        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), Err("the trace has no times of steps".into()));
         let cost = report.cost.as_mut().unwrap();
         (cost.source, cost.decode_us, cost.decode_step_us) = (Some(TimeSource::Cpu), Some(80.0), Some(100.0));
         (cost.verify_ratio, cost.step_ratio) = (Some(1.75), Some(1.9));
         cost.contexts = vec![crate::metric::cost::ContextBucket { from: 0, to: 63, verify_steps: 1, decode_steps: 10 }];
         let fit = |us_per_expert| Some(crate::metric::cost::ExpertCost { us_per_expert, ..Default::default() });
         report.overall.as_mut().unwrap().cost = fit(None);
-        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), None, "an expert's cost is unknown");
+        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), Err("the time per distinct expert is unknown".into()));
+        report.overall.as_mut().unwrap().cost = fit(Some(-0.2));
+        assert!(StepCost::measured(&report, 3, 20.0, 8.0, None).unwrap_err().contains("not above 0"));
+        report.cost.as_mut().unwrap().contexts[0].decode_steps = 9;
+        assert!(StepCost::measured(&report, 3, 20.0, 8.0, None).unwrap_err().starts_with("9 decode steps"));
+        report.cost.as_mut().unwrap().contexts[0].decode_steps = 10;
         report.overall.as_mut().unwrap().cost = fit(Some(2.0));
         let cost = StepCost::measured(&report, 3, 20.0, 8.0, None).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
@@ -165,8 +194,11 @@ mod tests {
         let mut manifest = known();
         manifest.drafter.bytes_per_draft = None;
         assert_eq!(StepCost::model(&manifest, 2, None), None);
+        assert_eq!(StepCost::missing(&manifest, None), ["bytes_per_draft"]);
+        assert!(StepCost::missing(&manifest, Some(0.1)).is_empty());
         assert!(StepCost::model(&manifest, 2, Some(0.0)).is_some());
         manifest.model.bytes_other_per_step = None;
         assert_eq!(StepCost::model(&manifest, 2, Some(0.1)), None);
+        assert_eq!(StepCost::missing(&manifest, Some(0.1)), ["bytes_other_per_step"]);
     }
 }

@@ -62,6 +62,16 @@ impl Collected {
         ((bucket * (self.slots + 1) + place) * COMPONENTS + component.index()) * 2 + phase
     }
 
+    /// Whether fewer than two requests stand behind either side of the comparison: resamples would not differ where it matters.
+    pub fn is_one_sided(&self) -> bool {
+        self.requests_of(VERIFY) < 2 || self.requests_of(DECODE) < 2
+    }
+
+    /// Requests with compared steps of one kind.
+    fn requests_of(&self, phase: usize) -> usize {
+        self.cells.values().filter(|cells| cells.values().any(|c| c.n[phase] > 0)).count()
+    }
+
     /// Whether any step has a time.
     pub fn has_steps(&self) -> bool {
         !self.cells.is_empty()

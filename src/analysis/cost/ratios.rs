@@ -85,8 +85,11 @@ pub(super) struct Intervals {
 }
 
 /// Bootstrap over requests of the ratios and the speedup. Decode steps are drawn with their requests, so that what both have in
-/// common cancels.
+/// common cancels. None where either kind of steps is of fewer than two requests.
 pub(super) fn intervals(collected: &Collected, options: &Options) -> Intervals {
+    if collected.is_one_sided() {
+        return Intervals::default();
+    }
     let requests: BTreeSet<u32> = collected.cells.keys().copied().collect();
     let cells: Vec<Vec<(usize, Cell)>> =
         requests.iter().map(|r| collected.cells[r].iter().map(|(&bucket, &cell)| (bucket, cell)).collect()).collect();

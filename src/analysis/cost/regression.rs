@@ -177,7 +177,10 @@ pub(super) fn fit(collected: &Collected, plan: &Plan<'_>, bytes_per_expert: Opti
         }
         push(&all);
     });
-    let interval = |at: usize| intervals.get(at).copied().flatten();
+    // All unions but k are of verify steps: those of a single request are the same in every resample.
+    let verifies = |of: &&Vec<Moments>| of.iter().any(|m| m.0[1] > 0.0 || m.0[2] > 0.0);
+    let several = collected.moments.values().filter(verifies).count() >= 2;
+    let interval = |at: usize| intervals.get(at).copied().flatten().filter(|_| several);
     let k = plan.k as f64;
     let mut all = Centred::default();
     let layers = whole.iter().enumerate().map(|(slot, moments)| {

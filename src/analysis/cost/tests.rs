@@ -263,6 +263,30 @@ fn without_decode_steps_no_ratio_is_measured() {
 }
 
 #[test]
+fn one_request_on_either_side_has_no_interval() {
+    let report = |verify: u32, decode: u32| {
+        let planted = Planted::new(5, |union, _| 10_000.0 + 36.0 * union, 5.0);
+        let mut trace = planted.requests(4, &|p| 2 + (p.unit() * 3.0) as usize, &|p| p.unit());
+        // The later requests have verify steps only, or decode steps only.
+        for step in &mut trace.steps {
+            let keep = if step.phase == Phase::Verify { step.request_id < verify } else { step.request_id >= 4 - decode };
+            if !keep {
+                step.phase = Phase::Prefill;
+            }
+        }
+        trace.report()
+    };
+    for (verify, decode) in [(1, 3), (3, 1)] {
+        let report = report(verify, decode);
+        let cost = report.cost.as_ref().unwrap();
+        assert!(cost.step_ratio.is_some() && cost.speedup.is_some(), "{cost:?}");
+        assert_eq!((cost.verify_ratio_ci95, cost.step_ratio_ci95, cost.speedup_ci95), (None, None, None));
+        assert_eq!(report.overall.unwrap().cost.unwrap().ci95.is_some(), verify > 1);
+    }
+    assert!(report(2, 2).cost.unwrap().speedup_ci95.is_some());
+}
+
+#[test]
 fn contexts_that_do_not_meet_are_left_out_and_told() {
     let mut planted = Planted::new(15, |union, _| 2_000.0 + 100.0 * union, 0.0);
     for request in 0..3 {

@@ -18,7 +18,8 @@ pub fn sections(report: &Report) -> Vec<Section> {
     let (cost, advice) = (json(&report.cost), json(&report.advice));
     let emulated = if report.run.emulated { " The device was emulated: these are not a device's times." } else { "" };
     let rows = report.overall.as_ref().map_or(0, |o| o.stats.rows);
-    let said = report.cost.as_ref().and_then(|c| words::sentence(c, rows)).map_or_else(String::new, |said| format!(" Here: {said}."));
+    let said =
+        report.cost.as_ref().and_then(|c| words::sentence(c, rows, report)).map_or_else(String::new, |said| format!(" Here: {said}."));
     vec![
         Section {
             id: "cost",
