@@ -75,6 +75,12 @@ pub fn is_known(name: &str) -> Option<bool> {
     }
 }
 
+/// Whether a name that [`is_known`] is of a share, which can be written in percent.
+pub fn is_share(name: &str) -> bool {
+    let field = if name.starts_with("load.") { name } else { name.rsplit('.').next().unwrap_or(name) };
+    find(field.split('[').next().unwrap_or(field)).is_some_and(|metric| metric.unit == Unit::Share)
+}
+
 /// Every number of a report that is known.
 pub fn measures(report: &Report) -> Vec<Measure> {
     let mut list = List { out: Vec::new(), layer: None };

@@ -15,6 +15,7 @@ pub fn render(c: &Comparison) -> String {
     let mut out = String::new();
     out.push_str(&annotations(c, Status::Failed, "error", "failed"));
     out.push_str(&annotations(c, Status::Unclear, "warning", "unclear"));
+    out.push_str(&annotations(c, Status::Skipped, "warning", "matches nothing"));
     out.push_str(&command("notice", &[("title", "specprof diff")], &headline(c)));
     out.push_str("::group::specprof diff\n");
     for line in text::render(c, &text::TextOptions::default()).lines() {
@@ -33,7 +34,7 @@ pub fn summary(c: &Comparison, taken: u64) -> String {
 }
 
 fn annotations(c: &Comparison, of: Status, kind: &str, what: &str) -> String {
-    let gates: Vec<&Gate> = c.gates.iter().filter(|gate| gate.status == of).collect();
+    let gates: Vec<&Gate> = c.gates.iter().filter(|gate| gate.status == of && (of != Status::Skipped || gate.held_nothing())).collect();
     let shown = if gates.len() > PER_KIND { PER_KIND - 1 } else { gates.len() };
     let mut out = String::new();
     for gate in &gates[..shown] {

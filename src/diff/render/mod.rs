@@ -156,7 +156,7 @@ fn finding(gate: &Gate, f: &Finding) -> String {
 
 /// A gate on one line: its worst number, and how many others fail.
 fn gate_line(gate: &Gate) -> String {
-    let Some(worst) = gate.findings.first() else { return "not both runs have this number".to_owned() };
+    let Some(worst) = gate.findings.first() else { return "it matches no number that both runs have".to_owned() };
     let others = gate.findings.iter().skip(1).filter(|f| f.failed).count();
     let more = if others > 0 { format!(" and {} more", counted(others as u64, "layer")) } else { String::new() };
     format!("{}{more}", finding(gate, worst))
@@ -191,7 +191,10 @@ fn headline(c: &Comparison) -> String {
     } else if failed > 0 {
         format!("{failed} of {} failed", counted(c.gates.len() as u64, "rule"))
     } else {
-        "no rule failed".to_owned()
+        match c.gates.iter().filter(|g| g.held_nothing()).count() as u64 {
+            0 => "no rule failed".to_owned(),
+            n => format!("no rule failed, but {} matched nothing", counted(n, "rule")),
+        }
     };
     format!("{gates}; {worse} worse, {better} better of {}", counted(c.rows.iter().filter(|r| r.layer.is_none()).count() as u64, "number"))
 }
