@@ -34,8 +34,8 @@ const COST: [Metric; 4] = [
 
 /// A layer's costs, by the object that they are in.
 const LAYER_COST: [(&str, Metric); 5] = [
-    ("time", noisy("verify_us", Unit::Ratio, Better::Lower, "µs of a verify step in the layer")),
-    ("time", noisy("decode_us", Unit::Ratio, Better::Lower, "µs of a decode step in the layer")),
+    ("time", noisy("verify_us", Unit::Ratio, Better::Lower, "µs of a verify step in the layer, or in all routed ones")),
+    ("time", noisy("decode_us", Unit::Ratio, Better::Lower, "µs of a decode step in the layer, or in all routed ones")),
     ("cost", noisy("us_per_expert", Unit::Ratio, Better::Lower, "µs that an expert more costs")),
     ("cost", noisy("intercept_us", Unit::Ratio, Better::Neither, "µs without any expert")),
     ("cost", noisy("implied_gb_per_s", Unit::Ratio, Better::Higher, "bytes of an expert over its cost")),
