@@ -64,6 +64,7 @@ pub fn group_columns(groups: &Groups) -> Vec<Column> {
         bound("union_ci95_high", &|g| Some(g.union_ci95?[1])),
         Column::machine("rows", g.iter().map(|g| Some(f64::from(g.rows)))),
         Column::machine("windows", g.iter().map(|g| Some(g.windows as f64))),
+        Column::machine("name", []).words("name", cells(g, |g| g.name.clone().unwrap_or_default())),
     ]
 }
 
@@ -201,7 +202,7 @@ mod tests {
         });
         let csv = |name| markdown::table_csv(&report, name).unwrap();
         let row = csv("groups").lines().nth(1).unwrap().to_owned();
-        assert_eq!(row, "0,1,3,,7.25,,,1.5,,,7,7.5,4,15");
+        assert_eq!(row, "0,1,3,,7.25,,,1.5,,,7,7.5,4,15,first");
         assert_eq!(csv("ranks").lines().nth(1).unwrap(), "3,,,,,,,,,0.125");
         let names: Vec<_> = tables::all(&report).iter().map(|t| t.name).collect();
         assert!(names.contains(&"groups") && names.contains(&"ranks"));
