@@ -55,7 +55,7 @@ pub struct Args {
     /// File of rules, one a line
     #[arg(long, value_name = "FILE", help_heading = "Rules")]
     rules: Option<PathBuf>,
-    /// Fail by the numbers alone, however uncertain
+    /// Fail by the numbers alone, however uncertain, and by rules that match no number
     #[arg(long, help_heading = "Rules")]
     strict: bool,
     /// Compare although the runs differ in this: model, draft_len, drafter, quantisation, id_space,
@@ -146,6 +146,9 @@ impl Args {
             let rule = Rule::parse(text).map_err(|e| Failure::Input(format!("--fail-on: {e}")))?;
             rules.rules.push((rule, Origin::CommandLine));
         }
+        if self.fail_on.iter().any(|text| text.trim() == NO_RULES) && !rules.rules.is_empty() {
+            return Err(Failure::Input(format!("--fail-on {NO_RULES} is no rule at all, and there are others; leave it or them out")));
+        }
         if self.fail_on.is_empty() && rules.rules.is_empty() {
             rules.rules = rules::defaults().rules;
         }
@@ -186,7 +189,7 @@ fn source_failure(error: SourceError) -> Failure {
     let text = one_line(&error.to_string());
     match error {
         SourceError::Trace(error) => Failure::from(error),
-        SourceError::Missing { .. } => Failure::Input(text),
+        SourceError::Missing { .. } | SourceError::Several { .. } => Failure::Input(text),
         SourceError::Io { .. } => Failure::Environment(text),
         SourceError::Analysis { source: AnalysisError::Frame { .. }, .. } => Failure::Environment(text),
         SourceError::Analysis { .. } => Failure::Corrupt(format!("{text}; `specprof inspect --check` tells more")),

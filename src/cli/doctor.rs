@@ -4,6 +4,7 @@ use super::exit::Failure;
 use super::ui::{Output, Ui};
 use crate::metric::Unit;
 use crate::record::{machine, why_no_cuda};
+use crate::report::wrap::paragraph;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -79,6 +80,8 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         let json = serde_json::to_string_pretty(&doctor).map_err(|e| Failure::Environment(e.to_string()))?;
         return output.finish(ui, &format!("{json}\n"));
     }
+    // A file has no terminal behind it: plain width.
+    let width = if matches!(output, Output::Stdout) { ui.width() } else { 100 };
     let mut text = String::new();
     for check in &doctor.checks {
         let word = match check.status {
@@ -86,9 +89,9 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
             Status::Warning => "warning",
             Status::Unavailable => "unavailable",
         };
-        let _ = writeln!(text, "{:<12} {:<12} {}", check.name, word, check.message);
+        text.push_str(&paragraph(&format!("{:<12} {word:<12} ", check.name), &check.message, width));
         if let Some(hint) = check.hint {
-            let _ = writeln!(text, "{:<12} {:<12} {hint}", "", "");
+            text.push_str(&paragraph(&format!("{:<26}", ""), hint, width));
         }
     }
     let _ = writeln!(text, "\n`--backend auto` takes: {}", doctor.backend);

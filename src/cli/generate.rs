@@ -29,7 +29,7 @@ enum What {
     },
     /// Write a man page for every command
     Man {
-        /// Directory to write into; it must exist
+        /// Directory to write into; made when it is missing
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
@@ -48,6 +48,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         }
         What::Man { dir } => {
             let command = Cli::command();
+            std::fs::create_dir_all(dir).map_err(|e| Failure::Environment(format!("{}: cannot make it: {e}", dir.display())))?;
             write_page(dir, &command, "specprof")?;
             for sub in command.get_subcommands().filter(|s| !s.is_hide_set()) {
                 write_page(dir, sub, &format!("specprof-{}", sub.get_name()))?;

@@ -3,6 +3,7 @@
 use super::exit::Failure;
 use super::ui::{Output, Ui};
 use crate::metric::Unit;
+use crate::report::wrap::paragraph;
 use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::manifest::Warning;
 use crate::trace::reader::TableSize;
@@ -94,7 +95,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         let json = serde_json::to_string_pretty(&inspection).map_err(|e| Failure::Input(format!("cannot render JSON: {e}")))?;
         format!("{json}\n")
     } else {
-        inspection.text(&trace)
+        inspection.text(&trace, if matches!(output, Output::Stdout) { ui.width() } else { 100 })
     };
     output.finish(ui, &text)?;
     if failed > 0 {
@@ -141,13 +142,14 @@ fn plain(text: &str) -> String {
 }
 
 impl Inspection<'_> {
-    fn text(&self, trace: &Trace) -> String {
+    /// Prose is broken at `width` columns; a word that is wider, as a hash, stays whole.
+    fn text(&self, trace: &Trace, width: usize) -> String {
         let (m, t) = (self.manifest, &self.totals);
-        let mut out = String::new();
+        // A path is no prose: its blanks are part of it.
+        let mut out = format!("{:<16}{}\n", "trace", plain(&trace.dir().display().to_string()));
         let mut fact = |name: &str, value: String| {
-            let _ = writeln!(out, "{name:<16}{}", plain(&value));
+            out.push_str(&paragraph(&format!("{name:<16}"), &plain(&value), width));
         };
-        fact("trace", trace.dir().display().to_string());
         fact("format", format!("{}, written by {}", m.format_version, m.written_by));
         fact(
             "state",
@@ -186,7 +188,7 @@ impl Inspection<'_> {
                 model.quantisation
             ),
         );
-        fact("drafter", format!("{}, {} drafts per step", m.drafter.kind, known(m.drafter.draft_len)));
+        fact("drafter", format!("{}, {} drafts per step", m.drafter.label(), known(m.drafter.draft_len)));
         let chosen = match &m.sampling {
             None => "unknown".into(),
             Some(s) if s.temperature == 0.0 => format!("greedy, seed {}", s.seed),
@@ -226,11 +228,13 @@ impl Inspection<'_> {
         if let Some(checks) = &self.checks {
             let _ = writeln!(out);
             for check in checks {
-                let _ = writeln!(out, "{:<7}{:<17}{}", if check.ok { "ok" } else { "FAILED" }, check.name, plain(&check.detail));
+                let first = format!("{:<7}{:<17}", if check.ok { "ok" } else { "FAILED" }, check.name);
+                out.push_str(&paragraph(&first, &plain(&check.detail), width));
             }
         }
         for warning in self.warnings {
-            let _ = writeln!(out, "\nwarning: {} [{}]", plain(&warning.message), plain(&warning.code));
+            out.push('\n');
+            out.push_str(&paragraph("warning: ", &format!("{} [{}]", plain(&warning.message), plain(&warning.code)), width));
         }
         out
     }

@@ -58,9 +58,9 @@ pub struct Args {
     /// Text for people, JSON for machines, or a page
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text, help_heading = "Output")]
     format: Format,
-    /// The table that --format csv writes
-    #[arg(long, value_enum, value_name = "TABLE", default_value_t = Table::Layers, help_heading = "Output")]
-    table: Table,
+    /// The table that --format csv writes [default: layers]
+    #[arg(long, value_enum, value_name = "TABLE", help_heading = "Output")]
+    table: Option<Table>,
     /// The same as --format json
     #[arg(long, conflicts_with = "format", help_heading = "Output")]
     json: bool,
@@ -97,6 +97,10 @@ enum Table {
     Acceptance,
     /// One row a request
     Requests,
+    /// One row a group, with --by
+    Groups,
+    /// One row a layer, with --ep
+    Ranks,
     /// One row a component of a step, when times are known
     Attribution,
     /// One row a draft length, when there is advice
@@ -113,6 +117,8 @@ impl Table {
             Self::Passes => "passes",
             Self::Acceptance => "acceptance",
             Self::Requests => "requests",
+            Self::Groups => "groups",
+            Self::Ranks => "ranks",
             Self::Attribution => "attribution",
             Self::DraftLengths => "draft_lengths",
             Self::Warnings => "warnings",
@@ -147,6 +153,13 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    // What would be passed over is refused before anything is read.
+    if args.table.is_some() && args.format != Format::Csv {
+        return Err(Failure::Input("--table goes with --format csv; the other formats have every table".into()));
+    }
+    if args.per_layer && args.traces.len() > 1 {
+        return Err(Failure::Input("--per-layer goes with one trace; several are compared as a whole".into()));
+    }
     let mut output = Output::open(args.output.as_deref())?;
     let mut placement_out = args.placement_out.as_deref().map(|path| Output::open(Some(path))).transpose()?;
     for trace in &args.traces {
@@ -189,8 +202,8 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         }
         (Format::Markdown, [report]) => markdown::render(report),
         (Format::Html, [report]) => html::render(report).map_err(|e| Failure::Environment(format!("cannot write the page: {e}")))?,
-        (Format::Csv, [report]) => markdown::table_csv(report, args.table.name())
-            .ok_or_else(|| Failure::Input(format!("the report has no table `{}`", args.table.name())))?,
+        (Format::Csv, [report]) => markdown::table_csv(report, args.table.unwrap_or(Table::Layers).name())
+            .ok_or_else(|| Failure::Input(format!("the report has no table `{}`", args.table.unwrap_or(Table::Layers).name())))?,
         (_, []) => String::new(),
     };
     output.finish(ui, &rendered)

@@ -17,7 +17,7 @@ pub enum Status {
     Failed,
     /// The number is beyond the limit, but that may be chance, or its uncertainty is unknown.
     Unclear,
-    /// Not both runs have the number.
+    /// Not both runs have the number. With `strict`, a rule that somebody wrote fails instead.
     Skipped,
 }
 
@@ -51,11 +51,19 @@ pub struct Gate {
     pub findings: Vec<Finding>,
 }
 
+impl Gate {
+    /// Whether somebody wrote the rule and it was not held, because it matches no number of both runs.
+    pub fn held_nothing(&self) -> bool {
+        self.status == Status::Skipped && self.origin != Origin::Default
+    }
+}
+
 /// Holds a rule against the rows.
 ///
 /// A rule fails when the claim "the number is within the limit" has a one-sided p-value of at most 2.5 %, that is when the 95 % interval
 /// lies beyond the limit. A rule about several layers asks that of p-values adjusted by Benjamini and Hochberg, so that 40 layers do not fail
-/// by being many. With `strict`, uncertainty is left out.
+/// by being many. With `strict`, uncertainty is left out, and a rule that matches nothing fails unless it is a default one: a slip in a layer's
+/// number must not pass for a rule that holds.
 pub fn hold(rule: &Rule, origin: &Origin, rows: &[Row], strict: bool) -> Gate {
     let matching = rows.iter().filter(|row| row.path == rule.path && rule.layers.matches(row.layer));
     let mut tested: Vec<(Finding, Option<f64>)> = matching.filter_map(|row| finding(rule, row)).collect();
@@ -70,6 +78,7 @@ pub fn hold(rule: &Rule, origin: &Origin, rows: &[Row], strict: bool) -> Gate {
     findings.sort_by(|a, b| b.failed.cmp(&a.failed).then((sign * a.value).total_cmp(&(sign * b.value))));
     let any = |of: fn(&Finding) -> bool| findings.iter().any(of);
     let status = match () {
+        () if findings.is_empty() && strict && *origin != Origin::Default => Status::Failed,
         () if findings.is_empty() => Status::Skipped,
         () if any(|f| f.failed) => Status::Failed,
         () if any(|f| f.beyond) => Status::Unclear,
@@ -145,6 +154,8 @@ mod tests {
         assert_eq!(status("union.mean>20.5", 1.0, false), Status::Failed);
         assert_eq!(status("union.mean>21.5", 1.0, false), Status::Passed);
         assert_eq!(status("wasted_mean>+1%", 1.0, false), Status::Skipped);
+        assert_eq!(status("wasted_mean>+1%", 1.0, true), Status::Failed);
+        assert_eq!(status("layer:9:union.mean>+1%", 1.0, false), Status::Skipped);
         assert_eq!(status("union.mean<-200%", 1.0, false), Status::Passed);
     }
 

@@ -13,7 +13,7 @@ pub enum Kind {
     Model,
     /// Another γ, or windows of another number of rows.
     DraftLen,
-    /// Another drafter.
+    /// Another drafter, or another confidence below which it ends windows.
     Drafter,
     /// The same shape stored in another format.
     Quantisation,
@@ -123,7 +123,7 @@ fn fact(kind: Kind, report: &Report, other: &RunFacts) -> String {
                 None => draft_len,
             }
         }
-        Kind::Drafter => run.drafter.kind.clone(),
+        Kind::Drafter => run.drafter.label(),
         Kind::Quantisation => run.model.quantisation.clone(),
         Kind::IdSpace => word(&run.id_space),
         Kind::Device => {
@@ -150,7 +150,7 @@ fn word(value: &impl Serialize) -> String {
 mod tests {
     use super::super::testing::report;
     use super::*;
-    use crate::trace::manifest::WindowCompleteness;
+    use crate::trace::manifest::{ExternalDrafter, WindowCompleteness};
 
     #[test]
     fn every_word_is_parsed_back() {
@@ -177,6 +177,12 @@ mod tests {
         assert_eq!(kinds(&|r| r.run.drafter.draft_len = Some(5)), [Kind::DraftLen]);
         assert_eq!(kinds(&|r| r.overall.as_mut().unwrap().stats.rows = 7), [Kind::DraftLen]);
         assert_eq!(kinds(&|r| r.run.drafter.kind = "none".into()), [Kind::Drafter]);
+        let cut = |r: &mut Report, least| {
+            let (name, identity) = ("d".to_owned(), "aa".to_owned());
+            r.run.drafter.external = Some(ExternalDrafter { name, identity, block_size: 4, min_survival: least });
+        };
+        assert_eq!(kinds(&|r| cut(r, None)), []);
+        assert_eq!(kinds(&|r| cut(r, Some(0.5))), [Kind::Drafter]);
         assert_eq!(kinds(&|r| r.run.id_space = IdSpace::Physical), [Kind::IdSpace]);
         assert_eq!(kinds(&|r| r.run.device.name = "other".into()), [Kind::Device]);
         assert_eq!(kinds(&|r| r.run.emulated = !r.run.emulated), [Kind::Device]);

@@ -34,8 +34,8 @@ const COST: [Metric; 4] = [
 
 /// A layer's costs, by the object that they are in.
 const LAYER_COST: [(&str, Metric); 5] = [
-    ("time", noisy("verify_us", Unit::Ratio, Better::Lower, "µs of a verify step in the layer")),
-    ("time", noisy("decode_us", Unit::Ratio, Better::Lower, "µs of a decode step in the layer")),
+    ("time", noisy("verify_us", Unit::Ratio, Better::Lower, "µs of a verify step in the layer, or in all routed ones")),
+    ("time", noisy("decode_us", Unit::Ratio, Better::Lower, "µs of a decode step in the layer, or in all routed ones")),
     ("cost", noisy("us_per_expert", Unit::Ratio, Better::Lower, "µs that an expert more costs")),
     ("cost", noisy("intercept_us", Unit::Ratio, Better::Neither, "µs without any expert")),
     ("cost", noisy("implied_gb_per_s", Unit::Ratio, Better::Higher, "bytes of an expert over its cost")),
@@ -73,6 +73,12 @@ pub fn is_known(name: &str) -> Option<bool> {
         .then_some(true),
         _ => None,
     }
+}
+
+/// Whether a name that [`is_known`] is of a share, which can be written in percent.
+pub fn is_share(name: &str) -> bool {
+    let field = if name.starts_with("load.") { name } else { name.rsplit('.').next().unwrap_or(name) };
+    find(field.split('[').next().unwrap_or(field)).is_some_and(|metric| metric.unit == Unit::Share)
 }
 
 /// Every number of a report that is known.

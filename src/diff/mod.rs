@@ -200,7 +200,10 @@ fn warnings(c: &Comparison) -> Vec<Warning> {
     }
     for gate in c.gates.iter().filter(|gate| gate.origin != rules::Origin::Default) {
         match gate.status {
-            Status::Skipped => warn("gate_skipped", format!("{}: not both runs have this number; the rule was not held", gate.rule)),
+            Status::Skipped => warn(
+                "gate_skipped",
+                format!("{}: it matches no number that both runs have; the rule was not held (with --strict it fails)", gate.rule),
+            ),
             Status::Unclear => warn("gate_unclear", format!("{}: beyond the limit, but not beyond its uncertainty", gate.rule)),
             Status::Passed | Status::Failed => {}
         }

@@ -6,10 +6,10 @@
 //! OP      >  <  >=  <=            the comparison that makes the rule fail
 //! LIMIT   +3% -2%                 change relative to the base
 //!         +0.5 -0.1               change in the number's own unit
-//!         2.4 40%                 the candidate's number itself, whatever the base has
+//!         2.4                     the candidate's number itself, whatever the base has; 40% of a share
 //! ```
 
-use super::measure::is_known;
+use super::measure::{is_known, is_share};
 use std::fmt;
 
 /// Longest rule: longer ones are not written by people.
@@ -133,7 +133,8 @@ fn parse(text: &str) -> Result<Rule, String> {
         (true, true) => Op::AtLeast,
         (false, true) => Op::AtMost,
     };
-    let limit = limit(right[op.as_str().len()..].trim())?;
+    let written = right[op.as_str().len()..].trim();
+    let limit = limit(written)?;
     let left = left.trim();
     let (layers, path) = match left.strip_prefix("layer:") {
         Some(rest) => {
@@ -144,6 +145,15 @@ fn parse(text: &str) -> Result<Rule, String> {
     };
     match is_known(&bare(path)) {
         None => Err(format!("no report has the number `{path}`; `specprof diff --format json` lists them, as `union.mean`")),
+        // A sign forgotten would turn a change into a value that no run is beyond: such a rule could never fail.
+        Some(_)
+            if let Limit::Value(value) = limit
+                && written.ends_with('%')
+                && !is_share(&bare(path)) =>
+        {
+            let (sign, op) = (if op.is_upper() { '+' } else { '-' }, op.as_str());
+            Err(format!("`{path}` is no share; write `{op}{sign}{written}` for a change, `{op}{value}` for a value"))
+        }
         Some(false) if layers != Layers::Run => Err(format!("`{path}` is not a number of layers; write it without `layer:`")),
         Some(_) => Ok(Rule { layers, path: path.to_owned(), op, limit }),
     }
@@ -261,6 +271,8 @@ mod tests {
             ("marginal[x]>1", "no report has"),
             ("marginal>1", "no report has"),
             ("pairwise[1]>1", "no report has"),
+            ("acceptance.tokens_per_step<2%", "write `<-2%` for a change, `<0.02` for a value"),
+            ("layer:*:union.mean>=10%", "write `>=+10%` for a change, `>=0.1` for a value"),
         ] {
             let error = Rule::parse(text).unwrap_err().to_string();
             assert!(error.contains(says) && error.lines().count() == 1, "{text}: {error}");

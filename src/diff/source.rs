@@ -47,6 +47,12 @@ pub enum SourceError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Several reports in one file: none of them is the one to compare.
+    #[error("{path}: it holds several reports; give one, as `specprof report TRACE --format json` writes it", path = path.display())]
+    Several {
+        /// The file.
+        path: PathBuf,
+    },
     /// A report of a version that this build cannot read.
     #[error("{path}: report version `{found}` is not readable by this build, which reads {SCHEMA}; use a newer specprof", path = path.display())]
     Version {
@@ -111,6 +117,7 @@ pub fn read_report(path: &Path) -> Result<Report, SourceError> {
             let found = found.chars().take(40).collect::<String>().escape_debug().to_string();
             return Err(SourceError::Version { path: path.to_owned(), found });
         }
+        Some(found) if found.starts_with("specprof.reports/") => return Err(SourceError::Several { path: path.to_owned() }),
         _ => return Err(wrong("no report of specprof: it has no `schema`; write one by `specprof report TRACE --format json`".into())),
     }
     let report: Report = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
@@ -173,6 +180,7 @@ mod tests {
         assert!(read("{}").unwrap_err().contains("no report of specprof"));
         assert!(read(&"[".repeat(100_000)).unwrap_err().contains("not JSON"));
         assert!(with(&|v| v["schema"] = "specprof.report/2".into()).contains("version `specprof.report/2`"));
+        assert!(with(&|v| v["schema"] = "specprof.reports/1".into()).contains("holds several reports; give one"));
         assert!(with(&|v| v["totals"] = 3.into()).starts_with("r.json: corrupt: "));
         assert!(with(&|v| v["layers"][1]["layer"] = 0.into()).contains("must ascend"));
         assert!(with(&|v| v["by_request"][1]["sums"]["union"] = vec![1].into()).contains("request 1 are not of"));

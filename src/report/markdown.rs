@@ -15,7 +15,7 @@ pub fn render(report: &Report) -> String {
     let model = format!(
         "{}, drafter {} with {drafts} drafts, on {}{emulated}: {} requests, {} verify steps, {} tokens.",
         run.model.name,
-        run.drafter.kind,
+        run.drafter.label(),
         run.device.label(),
         count(totals.requests),
         count(totals.verify_steps),

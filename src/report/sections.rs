@@ -1,4 +1,4 @@
-//! Sections of the text report that are there when asked for: groups and ranks.
+//! What is there when asked for: groups and ranks, as sections of the text and as tables of every format.
 
 use super::table::{self, Column};
 use super::text::{FEW, TextOptions};
@@ -26,21 +26,46 @@ pub fn groups(groups: &Groups, options: &TextOptions) -> String {
     let rows = g.first().map_or(0, |g| g.rows);
     let mut out = String::from("\n");
     out.push_str(&titled("by", &format!("{}; windows of {rows} rows", plain(&groups.by)), options.width, options.color));
+    out + &table::render(group_columns(groups), options.width, |_, line| line.to_owned())
+}
+
+/// A column of numbers with two digits for people and in full for machines.
+fn two<T>(title: &str, key: &str, items: &[T], of: impl Fn(&T) -> Option<f64>) -> Column {
+    Column::new(title).cells(cells(items, |item| number(of(item)))).numbers(key, items.iter().map(&of))
+}
+
+/// The table of groups, one row each.
+pub fn group_columns(groups: &Groups) -> Vec<Column> {
+    let g = &groups.groups;
     let name = |g: &GroupReport| g.name.as_ref().map_or_else(|| plain(&g.key), |name| format!("{} {}", plain(&g.key), plain(name)));
     let tokens = |g: &GroupReport| g.acceptance.as_ref().and_then(|a| a.tokens_per_step);
-    let columns = vec![
-        Column::new(groups.by.split(':').next().unwrap_or("group")).left().cells(cells(g, name)),
-        Column::new("requests").optional(1).cells(cells(g, |g| g.requests.to_string())),
-        Column::new("steps").optional(3).cells(cells(g, |g| g.verify_steps.to_string())),
-        Column::new("tokens/step").cells(cells(g, |g| number(tokens(g)))),
-        Column::new("95 %").optional(2).cells(cells(g, |g| span(g.acceptance.as_ref().and_then(|a| a.tokens_per_step_ci95)))),
-        Column::new("union").cells(cells(g, |g| number(g.union_mean))),
+    let interval = |g: &GroupReport| g.acceptance.as_ref().and_then(|a| a.tokens_per_step_ci95);
+    let whole = |title: &str, key: &str, of: fn(&GroupReport) -> u64| {
+        Column::new(title).cells(cells(g, |g| of(g).to_string())).numbers(key, g.iter().map(|g| Some(of(g) as f64)))
+    };
+    let bound = |key: &str, of: &dyn Fn(&GroupReport) -> Option<f64>| Column::machine(key, g.iter().map(of));
+    vec![
+        Column::new(groups.by.split(':').next().unwrap_or("group"))
+            .left()
+            .cells(cells(g, name))
+            .words("group", cells(g, |g| g.key.clone())),
+        whole("requests", "requests", |g| g.requests).optional(1),
+        whole("steps", "verify_steps", |g| g.verify_steps).optional(3),
+        two("tokens/step", "tokens_per_step", g, tokens),
+        Column::new("95 %").optional(2).cells(cells(g, |g| span(interval(g)))),
+        two("union", "union_mean", g, |g| g.union_mean),
         Column::new("95 %").optional(0).cells(cells(g, |g| span(g.union_ci95))),
-        Column::new("per kept").optional(5).cells(cells(g, |g| number(g.marginal_kept))),
-        Column::new("per rejected").optional(4).cells(cells(g, |g| number(g.marginal_rejected))),
-        Column::new("wasted").cells(cells(g, |g| number(g.wasted_mean))),
-    ];
-    out + &table::render(columns, options.width, |_, line| line.to_owned())
+        two("per kept", "marginal_kept", g, |g| g.marginal_kept).optional(5),
+        two("per rejected", "marginal_rejected", g, |g| g.marginal_rejected).optional(4),
+        two("wasted", "wasted_mean", g, |g| g.wasted_mean),
+        bound("tokens_per_step_ci95_low", &|g| Some(interval(g)?[0])),
+        bound("tokens_per_step_ci95_high", &|g| Some(interval(g)?[1])),
+        bound("union_ci95_low", &|g| Some(g.union_ci95?[0])),
+        bound("union_ci95_high", &|g| Some(g.union_ci95?[1])),
+        Column::machine("rows", g.iter().map(|g| Some(f64::from(g.rows)))),
+        Column::machine("windows", g.iter().map(|g| Some(g.windows as f64))),
+        Column::machine("name", []).words("name", cells(g, |g| g.name.clone().unwrap_or_default())),
+    ]
 }
 
 /// Loads alone, of a trace without windows.
@@ -110,19 +135,80 @@ pub fn parallel(report: &ExpertParallel, options: &TextOptions) -> String {
     for (i, assumption) in report.assumptions.iter().enumerate() {
         line(if i == 0 { "assumed" } else { "" }, assumption);
     }
+    out + &table::render(rank_columns(report), options.width, |_, line| line.to_owned())
+}
+
+/// The table of windows over ranks, one row a layer.
+pub fn rank_columns(report: &ExpertParallel) -> Vec<Column> {
     let l = &report.layers;
-    let stat = |of: fn(&ParallelStats) -> String| cells(l, |l: &ParallelLayer| l.stats.as_ref().map_or_else(|| "-".to_owned(), of));
-    let columns = vec![
-        Column::new("layer").cells(cells(l, |l| l.layer.to_string())),
-        Column::new("union").cells(stat(|s| format!("{:.2}", s.union_mean))),
-        Column::new("ranks touched").optional(3).cells(stat(|s| format!("{:.2}", s.ranks_touched_mean))),
-        Column::new("busiest").cells(stat(|s| format!("{:.2}", s.busiest_mean))),
-        Column::new("p99").optional(1).cells(stat(|s| s.busiest_p99.to_string())),
-        Column::new("imbalance").cells(stat(|s| format!("{:.2}", s.imbalance_mean))),
-        Column::new("p99").optional(2).cells(stat(|s| format!("{:.2}", s.imbalance_p99))),
-        Column::new("sent by rank").optional(0).cells(stat(|s| Unit::Bytes.show_option(s.token_dispatch_bytes))),
-        Column::new("balanced").cells(cells(l, |l| number(l.balanced.as_ref().map(|b| b.busiest_mean)))),
-        Column::new("gain").cells(cells(l, |l| l.gain.map_or_else(|| "-".to_owned(), |g| format!("{:.1} %", g * 100.0)))),
-    ];
-    out + &table::render(columns, options.width, |_, line| line.to_owned())
+    let stat = |title: &str, key: &str, of: fn(&ParallelStats) -> Option<f64>, show: &dyn Fn(f64) -> String| {
+        let of = |l: &ParallelLayer| l.stats.as_ref().and_then(of);
+        Column::new(title).cells(cells(l, |l| of(l).map_or_else(|| "-".to_owned(), show))).numbers(key, l.iter().map(of))
+    };
+    let digits = |v: f64| format!("{v:.2}");
+    let whole = |v: f64| format!("{v:.0}");
+    let bytes = |v: f64| Unit::Bytes.show(v);
+    vec![
+        Column::new("layer").cells(cells(l, |l| l.layer.to_string())).numbers("layer", l.iter().map(|l| Some(f64::from(l.layer)))),
+        stat("union", "union_mean", |s| Some(s.union_mean), &digits),
+        stat("ranks touched", "ranks_touched_mean", |s| Some(s.ranks_touched_mean), &digits).optional(3),
+        stat("busiest", "busiest_mean", |s| Some(s.busiest_mean), &digits),
+        stat("p99", "busiest_p99", |s| Some(f64::from(s.busiest_p99)), &whole).optional(1),
+        stat("imbalance", "imbalance_mean", |s| Some(s.imbalance_mean), &digits),
+        stat("p99", "imbalance_p99", |s| Some(s.imbalance_p99), &digits).optional(2),
+        stat("sent by rank", "token_dispatch_bytes", |s| s.token_dispatch_bytes, &bytes).optional(0),
+        two("balanced", "balanced_busiest_mean", l, |l| Some(l.balanced.as_ref()?.busiest_mean)),
+        Column::new("gain")
+            .cells(cells(l, |l| l.gain.map_or_else(|| "-".to_owned(), |g| format!("{:.1} %", g * 100.0))))
+            .numbers("gain", l.iter().map(|l| l.gain)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{markdown, tables};
+    use super::*;
+    use crate::report::text::tests::report;
+
+    #[test]
+    fn groups_and_ranks_are_tables_of_every_format() {
+        let mut report = report();
+        assert!(markdown::table_csv(&report, "groups").is_none() && markdown::table_csv(&report, "ranks").is_none());
+        let group = GroupReport {
+            key: "0".into(),
+            name: Some("first".into()),
+            requests: 1,
+            verify_steps: 3,
+            acceptance: None,
+            rows: 4,
+            windows: 15,
+            union_mean: Some(7.25),
+            union_ci95: Some([7.0, 7.5]),
+            prefix_union: Vec::new(),
+            marginal_kept: None,
+            marginal_rejected: None,
+            wasted_mean: Some(1.5),
+        };
+        report.groups = Some(Groups { by: "request".into(), groups: vec![group] });
+        report.expert_parallel = Some(ExpertParallel {
+            ranks: 2,
+            placement: "contiguous".into(),
+            rows: 4,
+            row_bytes: None,
+            layers: vec![ParallelLayer { layer: 3, stats: None, balanced: None, gain: Some(0.125) }],
+            overall: None,
+            balanced: None,
+            assumptions: Vec::new(),
+        });
+        let csv = |name| markdown::table_csv(&report, name).unwrap();
+        let row = csv("groups").lines().nth(1).unwrap().to_owned();
+        assert_eq!(row, "0,1,3,,7.25,,,1.5,,,7,7.5,4,15,first");
+        assert_eq!(csv("ranks").lines().nth(1).unwrap(), "3,,,,,,,,,0.125");
+        let names: Vec<_> = tables::all(&report).iter().map(|t| t.name).collect();
+        assert!(names.contains(&"groups") && names.contains(&"ranks"));
+        let text = markdown::render(&report);
+        assert!(text.contains("| 0 first | 1 | 3 |") && text.contains("12.5 %"), "{text}");
+        let page = super::super::html::render(&report).unwrap();
+        assert!(page.contains("0 first") && page.contains("12.5 %"));
+    }
 }

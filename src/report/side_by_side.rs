@@ -82,7 +82,7 @@ fn recorded(report: &Report, key: &str) -> Option<f64> {
 const LINES: &[Line] = &[
     ("model", |r| Some(plain(&r.run.model.name))),
     ("device", |r| Some(format!("{}{}", plain(&r.run.device.kind), if r.run.emulated { ", emulated" } else { "" }))),
-    ("drafter", |r| Some(plain(&r.run.drafter.kind))),
+    ("drafter", |r| Some(plain(&r.run.drafter.label()))),
     ("draft length", |r| r.run.drafter.draft_len.map(|n| n.to_string())),
     ("temperature", |r| r.run.sampling.as_ref().map(|s| s.temperature.to_string())),
     ("requests", |r| Some(r.totals.requests.to_string())),

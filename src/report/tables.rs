@@ -1,9 +1,9 @@
 //! The report's tables, described once for text, Markdown, CSV and HTML.
 
 use super::bars::{bar, spark};
-use super::lookup::{interval, json, list, number, word};
-use super::shapes;
+use super::lookup::{interval, json, list, number};
 use super::table::Column;
+use super::{sections, shapes};
 use crate::metric::Unit;
 use crate::metric::report::{LayerReport, Load, Report, WindowStats};
 use serde_json::Value;
@@ -22,7 +22,8 @@ pub struct Table {
 }
 
 /// Names of all tables that a report can have.
-pub const NAMES: [&str; 8] = ["layers", "depths", "passes", "acceptance", "requests", "attribution", "draft_lengths", "warnings"];
+pub const NAMES: [&str; 10] =
+    ["layers", "depths", "passes", "acceptance", "requests", "groups", "ranks", "attribution", "draft_lengths", "warnings"];
 
 /// Every table of which the report has rows, in the order of [`NAMES`].
 pub fn all(report: &Report) -> Vec<Table> {
@@ -33,6 +34,12 @@ pub fn all(report: &Report) -> Vec<Table> {
         Table { name: "passes", title: "Passes that requests share", columns: shapes::passes(report) },
         Table { name: "acceptance", title: "Acceptance by draft position", columns: acceptance(report) },
         Table { name: "requests", title: "Requests", columns: requests(report) },
+        Table { name: "groups", title: "Groups", columns: report.groups.as_ref().map(sections::group_columns).unwrap_or_default() },
+        Table {
+            name: "ranks",
+            title: "Ranks by layer",
+            columns: report.expert_parallel.as_ref().map(sections::rank_columns).unwrap_or_default(),
+        },
         Table { name: "attribution", title: "Time of a step by component", columns: attribution(report) },
         Table { name: "draft_lengths", title: "Draft lengths", columns: draft_lengths(report) },
         Table { name: "warnings", title: "Warnings", columns: warnings(report) },
@@ -168,18 +175,22 @@ fn column(title: &str, key: &str, unit: Unit, values: Vec<Option<f64>>) -> Colum
     Column::new(title).cells(texts).numbers(key, values)
 }
 
+/// A row for each draft position, before them that of windows that kept nothing.
 fn acceptance(report: &Report) -> Vec<Column> {
     let a = &report.acceptance;
-    let positions = || (1..=a.by_position.len()).map(|i| Some(i as f64));
+    let last = a.by_position.len();
+    // Without windows there is no row, not a row of nothing.
+    let positions = if last == 0 && a.histogram.is_empty() { 0..0 } else { 0..last + 1 };
+    let at = |values: &[Option<f64>]| positions.clone().map(|i| *values.get(i.checked_sub(1)?)?).collect::<Vec<_>>();
     vec![
-        column("draft", "draft", Unit::Count, positions().collect()),
-        column("accepted", "by_position", Unit::Share, a.by_position.clone()),
-        column("given all before", "conditional_by_position", Unit::Share, a.conditional_by_position.clone()),
+        column("draft", "draft", Unit::Count, positions.clone().map(|i| Some(i as f64)).collect()),
+        column("accepted", "by_position", Unit::Share, at(&a.by_position)),
+        column("given all before", "conditional_by_position", Unit::Share, at(&a.conditional_by_position)),
         column(
             "windows that kept exactly so many",
-            "windows",
+            "windows_kept_exactly",
             Unit::Count,
-            (1..=a.by_position.len()).map(|i| a.histogram.get(i).map(|&n| n as f64)).collect(),
+            positions.clone().map(|i| a.histogram.get(i).map(|&n| n as f64)).collect(),
         ),
     ]
 }
@@ -195,21 +206,28 @@ fn requests(report: &Report) -> Vec<Column> {
     ]
 }
 
+/// The components, what no component explains, and the whole step.
 fn attribution(report: &Report) -> Vec<Column> {
-    let cost = json(&report.cost);
-    let parts = list(&cost, "attribution");
-    let names = || parts.iter().map(|p| word(p, "component").to_owned());
-    let time = |key: &str| parts.iter().map(|p| number(p, &[key])).collect::<Vec<_>>();
-    let micros = |title: &str, key: &str| {
-        let texts: Vec<String> = time(key).into_iter().map(|v| v.map_or_else(|| "-".to_owned(), |v| format!("{v:.1}"))).collect();
-        Column::new(title).cells(texts).numbers(key, time(key))
+    let Some(cost) = report.cost.as_ref().filter(|cost| !cost.attribution.is_empty()) else { return Vec::new() };
+    let whole = cost.verify_step_us.zip(cost.decode_step_us).map(|(verify, decode)| verify - decode);
+    let share = |part: Option<f64>| part.zip(whole.filter(|w| *w != 0.0)).map(|(part, whole)| part / whole);
+    // name; decode, verify, difference, share
+    let mut rows: Vec<(&str, [Option<f64>; 4])> =
+        cost.attribution.iter().map(|a| (a.component.as_str(), [a.decode_us, a.verify_us, a.delta_us, a.share_of_delta])).collect();
+    rows.push(("unattributed", [None, None, cost.unattributed_us, share(cost.unattributed_us)]));
+    rows.push(("whole step", [cost.decode_step_us, cost.verify_step_us, whole, share(whole)]));
+    let names = || rows.iter().map(|(name, _)| (*name).to_owned());
+    let of = |at: usize| rows.iter().map(|(_, values)| values[at]).collect::<Vec<_>>();
+    let micros = |title: &str, key: &str, at: usize| {
+        let texts: Vec<String> = of(at).into_iter().map(|v| v.map_or_else(|| "-".to_owned(), |v| format!("{v:.1}"))).collect();
+        Column::new(title).cells(texts).numbers(key, of(at))
     };
     vec![
         Column::new("component").left().cells(names()).words("component", names()),
-        micros("decode step, µs", "decode_us"),
-        micros("verify step, µs", "verify_us"),
-        micros("more, µs", "delta_us"),
-        column("share of it", "share_of_delta", Unit::Share, time("share_of_delta")),
+        micros("decode step, µs", "decode_us", 0),
+        micros("verify step, µs", "verify_us", 1),
+        micros("more, µs", "delta_us", 2),
+        column("share of it", "share_of_delta", Unit::Share, of(3)),
     ]
 }
 

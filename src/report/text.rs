@@ -126,7 +126,7 @@ impl View<'_> {
             WindowCompleteness::None => "no windows recorded",
         };
         let draft_len = run.drafter.draft_len.map_or_else(unknown, |n| n.to_string());
-        let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.kind);
+        let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.label());
         let workload = format!(
             "{}, {} ({} prefill, {} decode, {} verify), {} tokens",
             counted(t.requests, "request"),

@@ -147,6 +147,16 @@ pub struct ExternalDrafter {
     pub min_survival: Option<f64>,
 }
 
+impl DrafterInfo {
+    /// The drafter's word, with the confidence below which it ends its windows where it does.
+    pub fn label(&self) -> String {
+        match self.external.as_ref().and_then(|external| external.min_survival) {
+            Some(least) => format!("{} (confidence {least})", self.kind),
+            None => self.kind.clone(),
+        }
+    }
+}
+
 /// How tokens were chosen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplingInfo {

@@ -49,9 +49,10 @@ fn wrong_usage_is_2_and_completions_are_written() {
 #[test]
 fn man_pages_are_written_for_every_command() {
     let dir = tempfile::tempdir().unwrap();
-    Command::cargo_bin("specprof").unwrap().args(["generate", "man"]).arg(dir.path()).assert().success();
+    let made = dir.path().join("not/yet/there");
+    Command::cargo_bin("specprof").unwrap().args(["generate", "man"]).arg(&made).assert().success();
     for command in COMMANDS {
-        let page = std::fs::read_to_string(dir.path().join(format!("specprof-{command}.1"))).unwrap();
+        let page = std::fs::read_to_string(made.join(format!("specprof-{command}.1"))).unwrap();
         assert!(page.contains(".TH specprof"), "{command}");
     }
 }

@@ -120,6 +120,8 @@ fn text_tables_and_page_show_them() {
     {
         report().arg(&trace).args(["--format", "csv", "--table", table]).assert().success().stdout(contains(head));
     }
+    report().arg(&trace).args(["--table", "depths"]).assert().code(2).stdout("").stderr(contains("--format csv"));
+    report().args([&trace, &trace]).arg("--per-layer").assert().code(2).stdout("").stderr(contains("one trace"));
     report().arg(&trace).args(["--format", "markdown"]).assert().success().stdout(contains("Passes that requests share"));
     report().arg(&trace).args(["--format", "html", "-o", "-"]).assert().success().stdout(contains("Rows by depth"));
     let plain = dir.path().join("plain");

@@ -13,8 +13,8 @@ pub const SUMMARY_BYTES: usize = 1 << 20;
 /// The annotations and, folded, the comparison as text.
 pub fn render(c: &Comparison) -> String {
     let mut out = String::new();
-    out.push_str(&annotations(c, Status::Failed, "error", "failed"));
-    out.push_str(&annotations(c, Status::Unclear, "warning", "unclear"));
+    out.push_str(&annotations(c, "error", &[(Status::Failed, "failed")]));
+    out.push_str(&annotations(c, "warning", &[(Status::Unclear, "unclear"), (Status::Skipped, "matches nothing")]));
     out.push_str(&command("notice", &[("title", "specprof diff")], &headline(c)));
     out.push_str("::group::specprof diff\n");
     for line in text::render(c, &text::TextOptions::default()).lines() {
@@ -32,11 +32,13 @@ pub fn summary(c: &Comparison, taken: u64) -> String {
     if room < 256 { String::new() } else { markdown::render(c, room) }
 }
 
-fn annotations(c: &Comparison, of: Status, kind: &str, what: &str) -> String {
-    let gates: Vec<&Gate> = c.gates.iter().filter(|gate| gate.status == of).collect();
+/// Annotations of one kind: a rule each, in the order of the outcomes that are of it.
+fn annotations(c: &Comparison, kind: &str, outcomes: &[(Status, &str)]) -> String {
+    let of = |status: Status| c.gates.iter().filter(move |g| g.status == status && (status != Status::Skipped || g.held_nothing()));
+    let gates: Vec<(&Gate, &str)> = outcomes.iter().flat_map(|&(status, what)| of(status).map(move |gate| (gate, what))).collect();
     let shown = if gates.len() > PER_KIND { PER_KIND - 1 } else { gates.len() };
     let mut out = String::new();
-    for gate in &gates[..shown] {
+    for (gate, what) in &gates[..shown] {
         let title = format!("specprof: {} {what}", gate.rule);
         let line;
         let mut properties = Vec::new();
@@ -49,6 +51,7 @@ fn annotations(c: &Comparison, of: Status, kind: &str, what: &str) -> String {
         out.push_str(&command(kind, &properties, &gate_line(gate)));
     }
     if shown < gates.len() {
+        let what = outcomes.iter().map(|(_, what)| *what).collect::<Vec<_>>().join(" or ");
         let more = format!("{} more rules {what}; the summary has them", gates.len() - shown);
         out.push_str(&command(kind, &[("title", "specprof diff")], &more));
     }

@@ -4,8 +4,8 @@ use super::super::Comparison;
 use super::super::compare::{Row, Verdict};
 use super::super::gate::Status;
 use super::{
-    change, curves, detectable, escape_markdown, facts, gate_line, headline, interval, layer_unions, origin, pairing, scalars, sensitivity,
-    status, tally,
+    change, curves, detectable, escape_markdown, facts, gate_line, headline, interval, label, layer_unions, origin, pairing, scalars,
+    sensitivity, status, tally,
 };
 
 /// The most bytes of a comment on GitHub; what is longer is cut at a line.
@@ -61,7 +61,7 @@ fn body(c: &Comparison) -> String {
         }
     }
     out.push('\n');
-    out.push_str(&table(scalars(c), |row| row.path.clone(), "metric"));
+    out.push_str(&table(scalars(c), label, "metric"));
     if curves(c).next().is_some() {
         out.push_str(&format!("\nEntries of curves: {}.\n", tally(curves(c))));
     }

@@ -16,14 +16,18 @@ use crate::report::wrap::plain;
 
 /// A change that comparisons are asked to see: its size is the example in every output.
 pub const WANTED: f64 = 0.02;
+/// Above this, the smallest change that would be seen is not worth a number.
+const MOST_SEEN: f64 = 1.0;
+/// More requests than this are not worth naming.
+const MOST_REQUESTS: u64 = 100_000;
 
 /// What a run was, on one line.
 fn facts(run: &RunFacts, requests: u64) -> String {
     let emulated = if run.emulated { " (emulated)" } else { "" };
     let drafter = match run.drafter.draft_len {
         Some(0) => "no drafts".to_owned(),
-        Some(n) => format!("{} γ {n}", run.drafter.kind),
-        None => format!("{} γ unknown", run.drafter.kind),
+        Some(n) => format!("{} γ {n}", run.drafter.label()),
+        None => format!("{} γ unknown", run.drafter.label()),
     };
     let requests = counted(requests, "request");
     plain(&format!(
@@ -66,6 +70,12 @@ fn percent(share: f64) -> String {
     }
 }
 
+/// A number's name for people, with what a reader would take wrongly: the times are not those of whole steps.
+fn label(row: &Row) -> String {
+    let note = if row.path.starts_with("time.") { " (routed layers)" } else { "" };
+    format!("{}{note}", row.path)
+}
+
 /// The change: relative where there is such a thing, else in the metric's unit.
 fn change(row: &Row) -> String {
     row.relative().map_or_else(|| signed(row, row.difference()), percent)
@@ -98,6 +108,7 @@ fn bracket([low, high]: [String; 2]) -> String {
 /// The smallest change that would be seen; `-` where it is not known, 0 where everything is.
 fn detectable(row: &Row) -> String {
     match row.detectable() {
+        Some(d) if d > MOST_SEEN => format!("over {:.0} %", MOST_SEEN * 100.0),
         Some(d) => percent(d).trim_start_matches('+').to_owned(),
         None => "-".to_owned(),
     }
@@ -119,8 +130,13 @@ fn sensitivity(c: &Comparison) -> Vec<String> {
         Some(match (row.method, row.detectable()) {
             (Method::Exact, _) => format!("{path}: any change"),
             (_, Some(d)) if d > 0.0 => {
-                let needed = requests_needed(requests, d);
-                format!("{path}: changes from {} on; {wanted} needs about {}", detectable(row), counted(needed, "request"))
+                let seen =
+                    if d > MOST_SEEN { "no change of a usual size".to_owned() } else { format!("changes from {} on", detectable(row)) };
+                let needed = match requests_needed(requests, d) {
+                    n if n > MOST_REQUESTS => "cannot be seen with any sensible number of requests like these".to_owned(),
+                    n => format!("needs about {}", counted(n, "request")),
+                };
+                format!("{path}: {seen}; {wanted} {needed}")
             }
             (_, Some(_)) => format!("{path}: any change"),
             (_, None) => format!("{path}: unknown, its uncertainty is not known"),
@@ -156,7 +172,7 @@ fn finding(gate: &Gate, f: &Finding) -> String {
 
 /// A gate on one line: its worst number, and how many others fail.
 fn gate_line(gate: &Gate) -> String {
-    let Some(worst) = gate.findings.first() else { return "not both runs have this number".to_owned() };
+    let Some(worst) = gate.findings.first() else { return "it matches no number that both runs have".to_owned() };
     let others = gate.findings.iter().skip(1).filter(|f| f.failed).count();
     let more = if others > 0 { format!(" and {} more", counted(others as u64, "layer")) } else { String::new() };
     format!("{}{more}", finding(gate, worst))
@@ -191,7 +207,10 @@ fn headline(c: &Comparison) -> String {
     } else if failed > 0 {
         format!("{failed} of {} failed", counted(c.gates.len() as u64, "rule"))
     } else {
-        "no rule failed".to_owned()
+        match c.gates.iter().filter(|g| g.held_nothing()).count() as u64 {
+            0 => "no rule failed".to_owned(),
+            n => format!("no rule failed, but {} matched nothing", counted(n, "rule")),
+        }
     };
     format!("{gates}; {worse} worse, {better} better of {}", counted(c.rows.iter().filter(|r| r.layer.is_none()).count() as u64, "number"))
 }

@@ -4,7 +4,8 @@ use super::super::Comparison;
 use super::super::compare::{Row, Verdict};
 use super::super::gate::Status;
 use super::{
-    change, curves, detectable, facts, gate_line, headline, interval, layer_unions, origin, pairing, scalars, sensitivity, status, tally,
+    change, curves, detectable, facts, gate_line, headline, interval, label, layer_unions, origin, pairing, scalars, sensitivity, status,
+    tally,
 };
 use crate::report::table::{self, Column};
 use crate::report::wrap::{paragraph, plain};
@@ -44,7 +45,7 @@ pub fn render(c: &Comparison, options: &TextOptions) -> String {
         line("allowed", &plain(&format!("{}: {} against {}", d.kind.as_str(), d.base, d.candidate)));
     }
     out.push('\n');
-    out.push_str(&rows_table(&rows(c, options), options, |row| row.path.clone(), "over all layers"));
+    out.push_str(&rows_table(&rows(c, options), options, label, "over all layers"));
     if !options.per_layer && curves(c).next().is_some() {
         out.push_str(&paragraph("", &format!("and {} entries of curves: {}", curves(c).count(), tally(curves(c))), width));
     }

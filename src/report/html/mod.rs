@@ -67,7 +67,7 @@ fn subtitle(report: &Report) -> String {
     let text = format!(
         "{} with drafter {} ({}): {}, {}, {}{}",
         run.model.name,
-        run.drafter.kind,
+        run.drafter.label(),
         run.drafter.draft_len.map_or_else(|| "unknown drafts".to_owned(), |n| counted(n.into(), "draft")),
         counted(totals.requests, "request"),
         counted(totals.verify_steps, "verify step"),
@@ -122,6 +122,8 @@ fn grids(report: &Report) -> Vec<Grids> {
     // Those of windows and passes of a kind that most traces have none of.
     let kinds = [
         ("depths", "Rows by depth", "All layers; a row's depth is the number of rows above it in its tree."),
+        ("groups", "Groups", "Acceptance and unions by group, as asked for with --by."),
+        ("ranks", "Ranks by layer", "Windows over the ranks of an expert-parallel machine, as asked for with --ep."),
         ("passes", "Passes that requests share", "Unions of one request's rows and of all rows of a forward pass."),
     ];
     for (id, title, intro) in kinds {
@@ -167,7 +169,7 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
         ("layers", format!("{}, {} of them routed", m.layers, m.moe_layers.len())),
         ("experts", format!("top {} of {experts}, and {} shared", m.experts_per_token, known(m.shared_experts))),
         ("bytes per expert", format!("{bytes} ({})", m.quantisation)),
-        ("drafter", format!("{}, {} drafts per step", run.drafter.kind, known(run.drafter.draft_len))),
+        ("drafter", format!("{}, {} drafts per step", run.drafter.label(), known(run.drafter.draft_len))),
         ("sampling", sampling),
         ("verification", verification.to_owned()),
         ("windows", windows.to_owned()),

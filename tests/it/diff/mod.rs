@@ -222,7 +222,12 @@ fn what_only_one_side_has_is_named() {
     assert_eq!(out["one_sided"]["base"], serde_json::json!([]));
     // A rule about it is not held, and that is said.
     let held = diff().args([&full, &less]).args(["--fail-on", "step_reuse<-1%"]).assert().success();
-    held.stdout(contains("skipped     step_reuse<-1%").and(contains("gate_skipped")));
+    held.stdout(
+        contains("skipped     step_reuse<-1%").and(contains("gate_skipped")).and(contains("no rule failed, but 1 rule matched nothing")),
+    );
+    let nothing = ["--fail-on", "layer:9:union.mean>+3%"];
+    diff().args([&full, &less]).args(nothing).args(["--format", "github"]).assert().success().stdout(contains("::warning title="));
+    diff().args([&full, &less]).args(nothing).arg("--strict").assert().code(1).stderr(contains("1 rule failed: layer:9"));
 }
 
 #[test]
@@ -237,6 +242,11 @@ fn wrong_usage_and_broken_inputs() {
     usage(&["--fail-on", "unoin.mean>+1%"]).stderr(contains("no report has the number `unoin.mean`"));
     usage(&["--rules", rules.to_str().unwrap()]).stderr(contains("r.rules:2: rule `unoin.mean>+1%`"));
     usage(&["--rules", "/nowhere/r"]).stderr(contains("/nowhere/r: cannot read"));
+    usage(&["--fail-on", "acceptance.tokens_per_step<2%"]).stderr(contains("`<-2%` for a change"));
+    usage(&["--fail-on", "union.mean>+1%", "--fail-on", "none"]).stderr(contains("leave it or them out"));
+    let several = dir.path().join("several.json");
+    fs::write(&several, "{\"schema\": \"specprof.reports/1\", \"reports\": []}").unwrap();
+    diff().args([&full, &several]).assert().code(2).stdout("").stderr(contains("holds several reports; give one"));
     usage(&["--margin", "-1"]).stderr(contains("margin"));
     diff().arg(&trace).arg(dir.path().join("nothing")).assert().code(2).stderr(contains("neither a trace nor a report"));
     // A bad output fails at once, and a failure leaves no output behind.
