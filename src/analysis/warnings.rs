@@ -160,7 +160,10 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         }
     }
     if report.layers.iter().any(|l| l.stats.windows > 0) && report.layers.iter().all(|l| l.mass_coverage.is_none()) {
-        warn("no_router_weights", "gate weights were not recorded (`record --router-probs`): mass coverage is unknown".into());
+        // Only specprof's own engines take its options.
+        let own = manifest.engine.starts_with("specprof") || manifest.engine == "synthetic";
+        let how = if own { "recorded (`record --router-probs`)" } else { "in what was imported" };
+        warn("no_router_weights", format!("gate weights were not {how}: mass coverage is unknown"));
     }
     let windows = || counts.groups.iter().flat_map(|(_, layers)| layers.iter().flatten());
     let left_out: u64 = windows().map(|w| w.coverage_left_out).sum();

@@ -203,9 +203,11 @@ fn summary(manifest: &Manifest, format: &str, out: &Path) -> String {
         1 => format!("1 {noun}"),
         n => format!("{n} {noun}s"),
     };
+    // Rows of whole batches are not of one request each.
+    let batches = manifest.warnings.iter().any(|w| matches!(w.code.as_str(), "passes_of_batches" | "batch_forwards"));
+    let requests = if batches { "rows of unknown requests".to_owned() } else { counted("requests", "request") };
     format!(
-        "imported {} in {} with {}{kernels} from {format} ({windows}): {}",
-        counted("requests", "request"),
+        "imported {requests} in {} with {}{kernels} from {format} ({windows}): {}",
         counted("steps", "step"),
         counted("routes", "routed row"),
         out.display()

@@ -164,12 +164,11 @@ impl Inspection<'_> {
         fact(
             "shape",
             format!(
-                "{} layers, {} of them routed; {} of {}{} experts per token and {} shared; hidden {}, expert {}",
+                "{} layers, {} of them routed; {} of {} experts per token and {} shared; hidden {}, expert {}",
                 model.layers,
                 model.moe_layers.len(),
-                model.experts_per_token,
-                if model.experts_known { "" } else { "at least " },
-                model.experts,
+                if model.experts_per_token == 0 { "unknown".to_owned() } else { model.experts_per_token.to_string() },
+                model.experts_words(),
                 known(model.shared_experts),
                 known(model.hidden_size),
                 known(model.expert_size)

@@ -360,6 +360,11 @@ impl Sink {
         let highest = model.moe_layers.last().map_or(0, |&last| last + 1);
         model.layers = model.layers.max(known_layers.unwrap_or(0)).max(highest);
         facts.warnings.extend(warnings);
+        if facts.model.experts_per_token == 0 {
+            let message =
+                "how many experts a token has is not known: an `experts_per_token` of 0 stands for that; import with --k or --model-config";
+            facts.warnings.push(Warning::new("experts_per_token_unknown", message));
+        }
         // What is written must be read again.
         if let Some(fault) = manifest_fault(facts) {
             return Err(ImportError::input(&self.out, format!("no trace can be made of this: {fault}")));

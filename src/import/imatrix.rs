@@ -146,14 +146,8 @@ fn finish(
     };
     let tokens =
         number("imatrix.chunk_count").zip(number("imatrix.chunk_size")).and_then(|(n, size)| n.checked_mul(size)).filter(|&n| n > 0);
-    let k_of = |counts: &[u64]| {
-        let sum = counts.iter().try_fold(0u64, |sum, &n| sum.checked_add(n))?;
-        let tokens = tokens?;
-        sum.is_multiple_of(tokens).then(|| u16::try_from(sum / tokens).ok()).flatten()
-    };
-    let mut ks = layers.values().map(|(_, counts)| k_of(counts));
-    let first = ks.next().flatten();
-    let found = first.filter(|&k| k > 0 && usize::from(k) <= experts && ks.all(|other| other == first));
+    let sums: Option<Vec<u64>> = layers.values().map(|(_, counts)| counts.iter().try_fold(0u64, |sum, &n| sum.checked_add(n))).collect();
+    let found = tokens.zip(sums).and_then(|(tokens, sums)| k_of(tokens, &sums)).filter(|&k| usize::from(k) <= experts);
     sink.begin_counts(path, "llama.cpp", options.known_k().or(found))?;
     if let Some(facts) = sink.facts_mut() {
         facts.id_space = crate::trace::manifest::IdSpace::Logical;
@@ -162,6 +156,14 @@ fn finish(
         sink.counts(layer, &counts);
     }
     Ok(())
+}
+
+/// k of layers whose counts have these sums, over so many tokens: at least one layer has all of its choices, and none that lacks some
+/// could be of another k.
+fn k_of(tokens: u64, sums: &[u64]) -> Option<u16> {
+    let most = *sums.iter().max()?;
+    let whole = most > 0 && most.is_multiple_of(tokens) && sums.iter().all(|sum| sum.div_ceil(tokens) == most / tokens);
+    u16::try_from(most / tokens).ok().filter(|_| whole)
 }
 
 #[cfg(test)]
@@ -179,6 +181,16 @@ mod tests {
             "blk.1.ffn_up_exps.weight.in_sum2",
         ] {
             assert_eq!(layer_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn sums_of_counts_give_k() {
+        assert_eq!(k_of(512, &[1024, 1024]), Some(2));
+        // A few choices of one layer are missing.
+        assert_eq!(k_of(512, &[992, 1024]), Some(2));
+        for other in [&[992, 992][..], &[500, 1024], &[1024, 1025], &[0], &[]] {
+            assert_eq!(k_of(512, other), None, "{other:?}");
         }
     }
 

@@ -175,7 +175,7 @@ impl<'a> Trace<'a> {
         if !self.sink.has_begun() {
             return Err(ImportError::empty(self.path, "no routes in this trace"));
         }
-        if self.strides.suspicious() {
+        if self.strides.suspicious(self.options.known_experts().or(self.meta.experts)) {
             self.sink.warn(
                 "read_with_wrong_strides",
                 "rows of one pass never share an expert, which is no accident: the trace tool has read a strided view as contiguous, all \
@@ -301,8 +301,8 @@ impl<'a> Trace<'a> {
         if let Some(id) = pass.blocks.iter().flat_map(|b| &b.ids).find(|&&id| id >= limit) {
             return Err(self.wrong(format!("an id is {id}, beyond {limit} experts")));
         }
-        if let (Variant::A, Some(experts)) = (self.variant, experts) {
-            pass.blocks.iter().for_each(|block| self.strides.see(block, experts));
+        if self.variant == Variant::A {
+            pass.blocks.iter().for_each(|block| self.strides.see(block));
         }
         if self.sink.has_begun() {
             self.k = self.sink.facts_mut().map_or(0, |f| usize::from(f.model.experts_per_token));

@@ -7,6 +7,7 @@
 pub mod acceptance;
 mod annotation;
 mod arrays;
+mod bare;
 mod count_matrix;
 mod error;
 pub mod events;

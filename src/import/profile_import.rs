@@ -6,7 +6,7 @@ use super::recorder::name_of;
 use super::timeline::Timeline;
 use super::{ImportError, Options, Sink};
 use crate::trace::manifest::{BATCHED_PASSES, Manifest};
-use crate::trace::{FinishReason, KernelEvent, Phase, RequestEvent, StepEvent, StepRoutes, Steps, Trace, step_routes};
+use crate::trace::{Component, FinishReason, KernelEvent, Module, Phase, RequestEvent, StepEvent, StepRoutes, Steps, Trace, step_routes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ pub fn import(inputs: &[PathBuf], profiler: &str, timeline: Timeline, options: &
         let device = options.device.unwrap_or(0);
         return Err(ImportError::empty(path, format!("no kernels of device {device}; --device N chooses another one")));
     }
-    report(&found, &timeline, sink);
+    report(&found, &timeline, trace.is_some(), sink);
     match trace {
         Some(trace) => into(path, &trace, found, &timeline, profiler, options, sink),
         None => alone(path, found, &timeline, profiler, sink),
@@ -43,7 +43,7 @@ pub fn import(inputs: &[PathBuf], profiler: &str, timeline: Timeline, options: &
 }
 
 /// Says what the profile lacks.
-fn report(found: &Passes, timeline: &Timeline, sink: &mut Sink) {
+fn report(found: &Passes, timeline: &Timeline, into: bool, sink: &mut Sink) {
     if !timeline.graphs.is_empty() {
         let message = format!(
             "{} graph launches were recorded as wholes: times of their kernels and layers are not in the profile; record them with nsys \
@@ -64,7 +64,8 @@ fn report(found: &Passes, timeline: &Timeline, sink: &mut Sink) {
     } else if !found.loose.is_empty() {
         let ns = found.loose.iter().filter_map(|k| k.event(timeline)).map(|e| e.end.saturating_sub(e.begin).max(0));
         let us = ns.fold(0i64, i64::saturating_add) / 1000;
-        sink.warn("no_range", format!("{} kernels ({us} us) are in no pass of the target: (no range)", found.loose.len()));
+        let where_to = if into { "" } else { "; they stand in a step of their own, the last, which is no pass" };
+        sink.warn("no_range", format!("{} kernels ({us} us) are in no pass of the target: (no range){where_to}", found.loose.len()));
     }
     if found.without_layers > 0 && timeline.graphs.is_empty() {
         let message = format!(
@@ -160,6 +161,7 @@ fn into(
     let steps = trace.steps_with_details()?;
     let requests = trace.requests()?;
     let batched = batched(&found);
+    experts_of(&facts.model.moe_layers, &found).map_err(wrong)?;
     let (by_step, shared) = tie(&steps, &requests, found, timeline, sink).map_err(wrong)?;
     let mut kept = facts.clone();
     kept.tables.clear();
@@ -214,6 +216,44 @@ struct Times {
     kernels: Vec<Placed>,
 }
 
+/// Whether the profile has kernels of experts only in layers that the trace has routes of.
+fn experts_of(routed: &[u16], found: &Passes) -> Result<(), String> {
+    let mut kernels =
+        found.passes.iter().flat_map(|p| &p.kernels).filter(|k| k.component == Component::Experts && k.module == Module::Target);
+    match kernels.find_map(|k| k.layer.filter(|layer| !routed.is_empty() && !routed.contains(layer))) {
+        Some(layer) => {
+            Err(format!("its passes run experts in layer {layer}, which is not routed in the trace: they are not of the same run"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether a pass can be these steps, by what its range says of requests and rows. Steps that the trace lacks (a request's last window is
+/// not in a recording) make it no other pass.
+fn check_rows(pass: &Pass, of_pass: &[usize], steps: &Steps) -> Result<(), String> {
+    let Some(step) = pass.step else { return Ok(()) };
+    let number = step.id.map(|id| format!(" {id}")).unwrap_or_default();
+    let different =
+        |what: String| Err(format!("pass{number} of the profile {what}: they are not of the same run, and nothing was changed"));
+    let rows = |i: &usize| steps.rows.get(*i).map_or(0, |&n| u32::from(n));
+    let total = of_pass.iter().map(rows).fold(0u32, u32::saturating_add);
+    // A prompt may be in several steps; a request is one of the batch's.
+    let requests: BTreeSet<u32> = of_pass.iter().filter_map(|&i| steps.request_id.get(i).copied()).collect();
+    if let Some(n) = step.requests.filter(|&n| requests.len() > n as usize) {
+        return different(format!("is of {n} requests, the trace's of {}", requests.len()));
+    }
+    let window = step.rows.zip(step.requests).filter(|&(n, of)| step.phase == Some(Phase::Verify) && of > 0 && n.is_multiple_of(of));
+    if let Some((n, of)) = window
+        && let Some(own) = of_pass.iter().map(rows).find(|&own| own != n / of)
+    {
+        return different(format!("has {of} windows of {} rows, the trace's step {own} rows", n / of));
+    }
+    match step.rows.filter(|&n| total > n) {
+        Some(n) => different(format!("has {n} rows, the trace's steps {total}")),
+        None => Ok(()),
+    }
+}
+
 /// Finds the steps of each pass: by the engine's number of the pass where both have it, else one after the other. Gives the
 /// times by index of the step, and how many passes are of several steps.
 fn tie(
@@ -232,7 +272,7 @@ fn tie(
     if !with_ids {
         in_order(steps, &found)?;
     }
-    let mut used = BTreeSet::new();
+    let (mut used, all) = (BTreeSet::new(), found.passes.len() as u64);
     for (number, pass) in found.passes.into_iter().enumerate() {
         let of_pass = if with_ids {
             let id = pass.step.and_then(|s| s.id);
@@ -250,6 +290,7 @@ fn tie(
             unmatched += 1;
             continue;
         }
+        check_rows(&pass, &of_pass, steps)?;
         shared += usize::from(of_pass.len() > 1);
         let device_ns = pass.device_ns(timeline);
         for &i in &of_pass {
@@ -259,6 +300,12 @@ fn tie(
     }
     if by_step.is_empty() {
         return Err("none of its passes is one of the trace's steps: is it of the same run?".into());
+    }
+    if unmatched > all / 2 {
+        return Err(format!(
+            "{unmatched} of its {all} passes are no steps of the trace: is it of the same run? nothing was changed; profile no more than was \
+             recorded"
+        ));
     }
     if unmatched > 0 {
         sink.warn("passes_unmatched", format!("{unmatched} passes of the profile are no steps of the trace: their kernels were left out"));

@@ -156,7 +156,7 @@ fn bare(bytes: &[u8], layers: Option<u16>, k: Option<u16>) -> Result<IdArray, St
     }
     let mut ids = Vec::new();
     Dtype::I32.decode(bytes, &mut ids)?;
-    IdArray::new(bytes.len() / row, layers, k, ids)
+    Ok(IdArray { bare: true, ..IdArray::new(bytes.len() / row, layers, k, ids)? })
 }
 
 impl<'de> Deserialize<'de> for Routed {

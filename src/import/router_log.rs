@@ -78,12 +78,14 @@ struct Log<'a> {
     request: Option<u32>,
     weights: bool,
     restarts: u64,
+    /// Passes that are taken for windows.
+    windows: u64,
     k: usize,
 }
 
 impl<'a> Log<'a> {
     fn new(path: &'a Path, options: &'a Options, sink: &'a mut Sink) -> Self {
-        Self { path, options, sink, meta: None, pass: Pass::default(), request: None, weights: false, restarts: 0, k: 0 }
+        Self { path, options, sink, meta: None, pass: Pass::default(), request: None, weights: false, restarts: 0, windows: 0, k: 0 }
     }
 
     fn wrong(&self, line: u64, reason: impl std::fmt::Display) -> ImportError {
@@ -107,6 +109,10 @@ impl<'a> Log<'a> {
         };
         if self.restarts == 0 {
             self.sink.warn("no_forwards", "token_idx never restarts: rows cannot be cut into forward passes, so there are no windows");
+        } else if let (0, Some(drafts)) = (self.windows, self.options.draft_len) {
+            let rows = u32::from(drafts) + 1;
+            let message = format!("no forward pass has {rows} rows, as windows of --draft-len {drafts} would: there are no windows");
+            self.sink.warn("no_windows_of_draft_len", message);
         } else {
             self.sink.warn(
                 "batch_forwards",
@@ -114,7 +120,8 @@ impl<'a> Log<'a> {
                  takes only passes of N + 1 rows)",
             );
         }
-        if let Some(facts) = self.sink.facts_mut().filter(|_| self.restarts > 0) {
+        let asked_for_none = self.windows == 0 && self.options.draft_len.is_some();
+        if let Some(facts) = self.sink.facts_mut().filter(|_| self.restarts > 0 && !asked_for_none) {
             facts.window_completeness = WindowCompleteness::Full;
         }
         self.sink.end_request(request, String::new(), 0, FinishReason::Unknown, "{}".into())
@@ -194,6 +201,7 @@ impl<'a> Log<'a> {
             _ if window => Phase::Verify,
             _ => Phase::Prefill,
         };
+        self.windows += u64::from(phase == Phase::Verify);
         let mut step = events::step(request, phase, events::unknown_tokens(rows));
         if phase != Phase::Prefill {
             step.emitted_tokens = events::unknown_tokens(1);

@@ -25,6 +25,8 @@ pub struct IdArray {
     pub weights: Vec<f32>,
     /// The largest id that the stored type holds, when that may be too small.
     pub largest_storable: Option<u16>,
+    /// Whether the file has bare ids: the number of layers and of experts is what the user said.
+    pub bare: bool,
 }
 
 impl IdArray {

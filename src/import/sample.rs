@@ -119,6 +119,12 @@ impl<'a> Run<'a> {
             survey.report(self.sink);
             return Ok(());
         }
+        if array.bare {
+            super::bare::check_config(self.options).map_err(|e| self.wrong(&sample, e))?;
+            if let Some(doubt) = super::bare::doubt(&array, self.options.known_experts()) {
+                self.sink.warn("shape_doubtful", format!("request {}: {doubt}", sample.id.escape_debug()));
+            }
+        }
         self.begin(&sample, &array, &survey)?;
         for waiting in std::mem::take(&mut self.waiting) {
             self.emit(&waiting, None)?;
@@ -219,7 +225,11 @@ impl<'a> Run<'a> {
 
     /// Writes one request.
     fn emit(&mut self, sample: &Sample, routed: Option<(&IdArray, &Survey)>) -> Result<(), ImportError> {
-        let plan = Plan::of(sample, routed.map(|(array, _)| array.rows)).map_err(|e| self.wrong(sample, e))?;
+        let cut = |e: String| match routed.and_then(|(array, _)| super::bare::other_shape(array, sample)) {
+            Some(shape) => format!("{e} {shape}"),
+            None => e,
+        };
+        let plan = Plan::of(sample, routed.map(|(array, _)| array.rows)).map_err(|e| self.wrong(sample, cut(e)))?;
         let request = self.sink.request_id();
         let mut at = plan.start;
         while at < plan.prompt {

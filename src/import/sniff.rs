@@ -76,10 +76,53 @@ pub fn sniff(path: &Path) -> Result<&'static dyn Importer, ImportError> {
         return Err(ImportError::empty(path, "the file is empty"));
     }
     let known: Vec<_> = importers().iter().copied().filter(|importer| importer.sniff(&head)).collect();
-    let names = |list: &[&dyn Importer]| list.iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
+    let names = |list: &[&dyn Importer]| {
+        let mut names: Vec<_> = list.iter().map(|i| i.name()).collect();
+        names.dedup();
+        names.join(", ")
+    };
+    if known.is_empty()
+        && let Some(what) = without_routes(&head)
+    {
+        let reason = format!(
+            "{what}, which hold no routes; import the engine's responses with routed_experts, a dump of its expert recorder or a router log \
+             (docs/import.md)"
+        );
+        return Err(ImportError::empty(path, reason));
+    }
     match known.as_slice() {
         [one] => Ok(*one),
         [] => Err(ImportError::input(path, format!("not a format that is known here; name one of {}", names(importers())))),
         several => Err(ImportError::input(path, format!("could be {}; name the format", names(several)))),
+    }
+}
+
+/// What files are that engines write beside their routes: metrics in Prometheus' text format, and logs.
+fn without_routes(head: &Head) -> Option<&'static str> {
+    if head.starts_with(b"# HELP ") || head.starts_with(b"# TYPE ") || head.extension() == "prom" {
+        return Some("metrics of a server");
+    }
+    (head.extension() == "log").then_some("lines of a server's log")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_and_logs_are_known_to_hold_no_routes() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            sniff(&path).map(|i| i.name()).unwrap_err().to_string()
+        };
+        assert!(
+            error("metrics.txt", "# HELP vllm:x y\n# TYPE vllm:x counter\nvllm:x 1\n")
+                .contains("metrics of a server, which hold no routes")
+        );
+        assert!(error("server.log", "INFO ready\n").contains("a server's log"));
+        let other = error("other.txt", "words\n");
+        assert_eq!(other.matches("sglang").count(), 1, "{other}");
     }
 }

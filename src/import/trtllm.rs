@@ -227,7 +227,8 @@ fn add_routes(
                 }
                 sink.warn(
                     "passes_of_batches",
-                    "a step is an iteration of a whole batch: which requests its rows are of, and which were drafts, nobody recorded",
+                    "a step is an iteration of a whole batch: which requests its rows are of, and which were drafts, nobody recorded; the rows of \
+                     each rank's file stand as one request",
                 );
             }
             let k = sink.facts_mut().map_or(0, |f| usize::from(f.model.experts_per_token));

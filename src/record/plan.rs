@@ -247,7 +247,7 @@ impl Texts {
             PromptSource::Messages { messages, enable_thinking } => {
                 let template = self
                     .template(checkpoint)?
-                    .ok_or_else(|| refuse(format!("{}: has no chat template; give `prompt` instead of `messages`", checkpoint.name)))?;
+                    .ok_or_else(|| refuse(format!("{}: has no chat template; give plain text: --prompt, or --prompts with lines of `prompt` instead of `messages` (workloads are chats)", checkpoint.name)))?;
                 let text = template.render(messages, enable_thinking.or(options.thinking)).map_err(|e| refuse(e.to_string()))?;
                 self.tokenizer(checkpoint)?.encode(&text, false)?
             }

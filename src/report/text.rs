@@ -97,13 +97,13 @@ impl View<'_> {
         let count = |n: u64| Unit::Count.show(n as f64);
         let gamma = if self.options.unicode { "γ" } else { "draft length" };
         let model = format!(
-            "{} ({}), {} layers, {} routed, {} experts, top {} + {} shared, {}, {} per expert",
+            "{} ({}), {} layers, {} routed, {} experts, {} + {} shared, {}, {} per expert",
             m.name,
             m.architecture,
             m.layers,
             m.moe_layers.len(),
-            if m.experts_known { m.experts.to_string() } else { format!("at least {}", m.experts) },
-            m.experts_per_token,
+            m.experts_words(),
+            m.top_k_words(),
             m.shared_experts.map_or_else(unknown, |n| n.to_string()),
             if m.quantisation == "unknown" { "unknown format" } else { &m.quantisation },
             m.bytes_per_expert.map_or_else(|| "unknown bytes".to_owned(), |n| Unit::Bytes.show(n as f64))

@@ -101,7 +101,7 @@ pub struct ModelShape {
     /// Whether `experts` is the model's number; otherwise it is the largest id that was seen, plus 1.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub experts_known: bool,
-    /// Experts per token (k).
+    /// Experts per token (k); 0 when it is not known.
     pub experts_per_token: u16,
     /// Shared experts per layer, when known.
     pub shared_experts: Option<u16>,
@@ -117,6 +117,22 @@ pub struct ModelShape {
     pub bytes_per_expert: Option<u64>,
     /// Weight bytes that every decode step reads besides routed experts, when known.
     pub bytes_other_per_step: Option<u64>,
+}
+
+impl ModelShape {
+    /// The number of routed experts in words: known, a lower bound, or unknown.
+    pub fn experts_words(&self) -> String {
+        match self.experts {
+            0 => "unknown".into(),
+            n if self.experts_known => n.to_string(),
+            n => format!("at least {n}"),
+        }
+    }
+
+    /// How many experts a token has, in words; 0 stands for unknown.
+    pub fn top_k_words(&self) -> String {
+        if self.experts_per_token == 0 { "unknown top-k".into() } else { format!("top {}", self.experts_per_token) }
+    }
 }
 
 /// The drafter.

@@ -140,7 +140,6 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let (run, totals) = (&report.run, &report.totals);
     let m = &run.model;
     let known = |n: Option<u16>| n.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
-    let experts = if m.experts_known { m.experts.to_string() } else { format!("at least {}", m.experts) };
     let bytes = m.bytes_per_expert.map_or_else(|| "unknown".to_owned(), |n| Unit::Bytes.show(n as f64));
     let sampling = run.sampling.as_ref().map_or_else(
         || "unknown".to_owned(),
@@ -167,7 +166,7 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
         ("state", state),
         ("model", format!("{} ({})", m.name, m.architecture)),
         ("layers", format!("{}, {} of them routed", m.layers, m.moe_layers.len())),
-        ("experts", format!("top {} of {experts}, and {} shared", m.experts_per_token, known(m.shared_experts))),
+        ("experts", format!("{} of {}, and {} shared", m.top_k_words(), m.experts_words(), known(m.shared_experts))),
         ("bytes per expert", format!("{bytes} ({})", m.quantisation)),
         ("drafter", format!("{}, {} drafts per step", run.drafter.label(), known(run.drafter.draft_len))),
         ("sampling", sampling),

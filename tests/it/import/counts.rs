@@ -164,6 +164,8 @@ fn importance_matrices_have_counts_by_expert() {
     let t = import(&[text(&data("imatrix/imatrix_handmade.gguf"))]);
     let counts = t.manifest().expert_counts.clone().unwrap();
     assert_eq!(serde_json::to_value(&counts).unwrap(), expected["counts"]);
+    // Layer 1 lacks 32 choices of its experts, layer 2 has all of them.
+    assert_eq!(u64::from(t.manifest().model.experts_per_token), expected["n_used"].as_u64().unwrap());
     assert!(t.warning("never_routed").contains("2 experts were never routed to (layer/expert 1/3, 2/7)"));
     let report = t.report();
     let layers = report["layers"].as_array().unwrap();

@@ -184,7 +184,12 @@ fn joined(profile: &[&str]) -> Imported {
 #[test]
 fn a_profile_goes_into_the_steps_of_its_passes() {
     let before = import(&[text(&data("sglang_recorder/per_token_spec_verify_cuda0_rank0.pt"))]);
-    let t = joined(&["kineto", text(&data("kineto/synthetic_cuda_graph_steps.json"))]);
+    // The recording's windows have 3 rows, the profile's 4.
+    let dir = tempfile::tempdir().unwrap();
+    let profile = dir.path().join("steps.json");
+    let sample = std::fs::read_to_string(data("kineto/synthetic_cuda_graph_steps.json")).unwrap();
+    std::fs::write(&profile, sample.replace("VERIFY bs=2 g_sq=8", "VERIFY bs=2 g_sq=6")).unwrap();
+    let t = joined(&["kineto", text(&profile)]);
     // All of the trace is as it was.
     assert_eq!(route_rows(&t.trace).unwrap(), route_rows(&before.trace).unwrap());
     assert_eq!(t.trace.requests().unwrap(), before.trace.requests().unwrap());
@@ -213,7 +218,6 @@ fn a_profile_goes_into_the_steps_of_its_passes() {
     assert!(cost["us_per_expert"].is_null() && cost.to_string().contains("several requests"), "{cost}");
     // Once more only by force.
     let path = text(&t.path);
-    let profile = data("kineto/synthetic_cuda_graph_steps.json");
     let again = |force: &[&str]| specprof().args(["import", "kineto", text(&profile), "--into", path]).args(force).assert();
     let text = String::from_utf8(again(&[]).code(2).get_output().stderr.clone()).unwrap();
     assert!(text.contains("--force replaces them"), "{text}");
@@ -223,12 +227,30 @@ fn a_profile_goes_into_the_steps_of_its_passes() {
 
 #[test]
 fn nsys_passes_with_numbers_find_their_steps() {
-    // The first pass has vLLM's name and no number; 3 and 4 are the recorder's third and fourth pass.
-    let t = joined(&["nsys", text(&data("nsys/synthetic_node_mode_nvtx.sqlite"))]);
-    assert!(t.warning("passes_unmatched").starts_with("2 passes"));
+    // The first pass has vLLM's name and no number; the others become the recorder's second and third pass, of windows of 3.
+    let dir = tempfile::tempdir().unwrap();
+    let fitting = "UPDATE NVTX_EVENTS SET text = replace(replace(text, 'forward_id=3', 'forward_id=2'), 'forward_id=4', 'forward_id=3');
+        UPDATE NVTX_EVENTS SET text = replace(text, 'g_sq=8', 'g_sq=6');
+        UPDATE NVTX_EVENTS SET text = replace(text, 'layers.0.', 'layers.2.');
+        UPDATE StringIds SET value = replace(value, 'layers.0.', 'layers.2.');";
+    let t = joined(&["nsys", text(&copied(&dir, "nsys/synthetic_node_mode_nvtx.sqlite", fitting))]);
+    assert!(t.warning("passes_unmatched").starts_with("1 passes"));
     let steps = t.trace.steps().unwrap();
-    assert_eq!(kernels(&t).len(), 6);
-    assert_eq!(steps.device_ns.iter().filter(|ns| ns.is_some()).count(), 2);
+    assert!(!kernels(&t).is_empty());
+    assert_eq!(steps.device_ns.iter().filter(|ns| ns.is_some()).count(), 4);
+    // As the profile is, it is of another run: windows of 4 rows, experts in a dense layer, or passes that nobody has recorded.
+    let before = std::fs::read(t.path.join("manifest.json")).unwrap();
+    for (change, why) in [
+        (fitting.replace("g_sq=6", "g_sq=8"), "has 2 windows of 4 rows, the trace's step 3 rows"),
+        (fitting.replace("'layers.2.'", "'layers.0.'"), "run experts in layer 0, which is not routed"),
+        (fitting.replace("'forward_id=2')", "'forward_id=99')"), "2 of its 3 passes are no steps of the trace"),
+    ] {
+        let other = copied(&dir, "nsys/synthetic_node_mode_nvtx.sqlite", &change);
+        let out = specprof().args(["import", "nsys", text(&other), "--into", text(&t.path), "--force"]).assert().code(2);
+        let error = String::from_utf8_lossy(&out.get_output().stderr).into_owned();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(std::fs::read(t.path.join("manifest.json")).unwrap(), before);
+    }
 }
 
 #[test]
