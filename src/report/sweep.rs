@@ -143,7 +143,7 @@ mod tests {
         let mut unknown = cell(4, None);
         (unknown.name, unknown.recorded.speedup, unknown.unknown_because) = ("dspark-4-t0".into(), None, Some("no bytes".into()));
         sweep.cells.extend([lookup, unknown]);
-        let text = render(&sweep, &TextOptions { width: 160, ..TextOptions::default() });
+        let text = render(&sweep, &TextOptions { width: 200, ..TextOptions::default() });
         assert!(text.contains("ngram-3-t0: 1.19 times plain decoding over all its steps (1.91 over the 19 % that had drafts)"), "{text}");
         assert!(text.contains("of 3 of 4 recordings that can be compared") && text.contains("dspark-4-t0: no bytes"), "{text}");
         assert!(text.contains("intervals   of speedups are of acceptance and unions alone: step costs are taken as exact"), "{text}");
