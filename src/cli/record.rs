@@ -226,10 +226,16 @@ fn try_record(plan: &Plan<'_>, dir: &Path, force: bool, telemetry: bool, stop: &
     recording
 }
 
+/// So many verify steps without any accepted draft are no accident.
+const MANY_WINDOWS: u64 = 100;
+
 /// Says what was recorded, and whether it was all.
 fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
     for warning in &recording.manifest.warnings {
         ui.warn(&warning.message);
+    }
+    if recording.totals.verify_steps >= MANY_WINDOWS && recording.totals.accepted == 0 {
+        ui.warn("no draft was accepted: is the drafter one of this model? one of another target records as well as its own");
     }
     if recording.totals.interrupted {
         let steps = recording.totals.steps;

@@ -245,9 +245,13 @@ impl Texts {
             PromptSource::Tokens(ids) => ids.clone(),
             PromptSource::Text(text) => self.tokenizer(checkpoint)?.encode(text, true)?,
             PromptSource::Messages { messages, enable_thinking } => {
-                let template = self
-                    .template(checkpoint)?
-                    .ok_or_else(|| refuse(format!("{}: has no chat template; give plain text: --prompt, or --prompts with lines of `prompt` instead of `messages` (workloads are chats)", checkpoint.name)))?;
+                let template = self.template(checkpoint)?.ok_or_else(|| {
+                    let name = &checkpoint.name;
+                    refuse(format!(
+                        "{name}: has no chat template, and built-in workloads are chats; give plain text by --prompt, or by --prompts with \
+                             `prompt` instead of `messages`"
+                    ))
+                })?;
                 let text = template.render(messages, enable_thinking.or(options.thinking)).map_err(|e| refuse(e.to_string()))?;
                 self.tokenizer(checkpoint)?.encode(&text, false)?
             }
