@@ -72,10 +72,18 @@ pub fn doubt(array: &IdArray, experts: Option<u16>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
 
-    /// Rows of 6 layers with 8 different experts of 32 each, spread by a prime.
+    /// Rows of 6 layers with 8 different experts of 32 each, drawn at random.
     fn ids() -> Vec<i32> {
-        (0..16 * 6).flat_map(|cell| (0..8).map(move |i| (cell * 11 + cell / 6 + i * 5) % 32)).collect()
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let mut ids = Vec::new();
+        for _ in 0..16 * 6 {
+            let mut left: Vec<i32> = (0..32).collect();
+            ids.extend((0..8).map(|_| left.swap_remove(rng.random_range(0..left.len()))));
+        }
+        ids
     }
 
     fn array(layers: usize, width: usize) -> IdArray {

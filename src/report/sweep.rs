@@ -78,7 +78,7 @@ pub fn render(sweep: &Sweep, options: &TextOptions) -> String {
         Column::new("steps").optional(1).cells(cells(&|c| c.verify_steps.to_string())),
         Column::new("tokens/step").cells(cells(&|c| with_interval(c.recorded.tokens_per_step, c.recorded.tokens_per_step_ci95))),
         Column::new("predicted").optional(5).cells(predicted(&|p| number(p.tokens_per_step))),
-        Column::new("union").cells(cells(&|c| number(c.recorded.union_mean))),
+        Column::new("union").optional(7).cells(cells(&|c| number(c.recorded.union_mean))),
         Column::new("predicted").optional(4).cells(predicted(&|p| number(p.union_mean))),
         Column::new("step ratio").optional(2).cells(cells(&|c| number(c.recorded.step_ratio))),
         Column::new("speedup").cells(cells(&|c| with_interval(c.recorded.speedup, c.recorded.ci95))),

@@ -265,7 +265,9 @@ fn profiles_of_other_runs_are_refused() {
     let unnumbered = copied(
         &dir,
         "nsys/synthetic_node_mode_nvtx.sqlite",
-        "UPDATE NVTX_EVENTS SET text = 'execute_context_0(0)_generation_2(8)' WHERE text LIKE 'step[%';",
+        "UPDATE NVTX_EVENTS SET text = 'execute_context_0(0)_generation_2(8)' WHERE text LIKE 'step[%';
+        UPDATE NVTX_EVENTS SET text = replace(text, 'layers.0.', 'layers.2.');
+        UPDATE StringIds SET value = replace(value, 'layers.0.', 'layers.2.');",
     );
     assert!(into(&unnumbered).contains("3 passes in the profile, 8 steps in the trace"));
     assert!(
