@@ -7,11 +7,9 @@
 //   ((latent + rope) + splits * (latent + 2)) * 4.
 // mla_merge: grid (heads, rows). Block: 128. context[n][h] = sum of the splits, each times e^(its max - the largest).
 //   Bytes moved: rows * heads * (splits * (latent + 2) + latent) * 4.
-// A split's length is fixed and counted from position 0, so a row's bits do not depend on the window it is in.
 // latent <= 512, rope <= 64. Reference: engine::mla (which takes the softmax in one piece: equal up to rounding).
-#include "sp_intrin.cuh"
+#include "sp_splits.cuh"
 
-#define SP_SPLIT 64
 #define SP_LATENT 16
 #define SP_ROPE 2
 // Tokens whose scores are in flight together.
@@ -80,15 +78,7 @@ mla_attend(
 extern "C" __global__ void __launch_bounds__(128)
 mla_merge(const float* context, const float* stats, const int* base, int latent, int splits, float* merged) {
     const int head = blockIdx.x, row = blockIdx.y, heads = gridDim.x;
+    const u64 at = (u64)row * heads + head;
     const int used = (base[0] + row + SP_SPLIT) / SP_SPLIT;
-    const u64 at = ((u64)row * heads + head) * splits;
-    float top = -sp_infinity();
-    for (int s = 0; s < used; s++) top = fmaxf(top, stats[(at + s) * 2]);
-    float mass = 0.0f;
-    for (int s = 0; s < used; s++) mass = fmaf(stats[(at + s) * 2 + 1], expf(stats[(at + s) * 2] - top), mass);
-    for (int i = threadIdx.x; i < latent; i += blockDim.x) {
-        float sum = 0.0f;
-        for (int s = 0; s < used; s++) sum = fmaf(context[(at + s) * latent + i], expf(stats[(at + s) * 2] - top), sum);
-        merged[((u64)row * heads + head) * latent + i] = sum / mass;
-    }
+    sp_merge(context + at * splits * latent, stats + at * splits * 2, used, latent, merged + at * latent);
 }

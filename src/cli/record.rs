@@ -109,9 +109,6 @@ impl Args {
         {
             return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
         }
-        if self.backend == Backend::Cuda && self.draft == Draft::Dspark {
-            return Err(Failure::Environment("--draft dspark: the CUDA engine has no such drafter yet; use --backend cpu".into()));
-        }
         if self.kernels == Kernels::Cupti && self.backend == Backend::Cuda {
             let reason = "--kernels cupti: this build has no CUPTI recorder yet; use --kernels off";
             return Err(Failure::Environment(reason.into()));

@@ -1,8 +1,8 @@
 //! What a plan runs on: the two sides of the model, and what a trace says of them.
 
 use super::{Plan, RecordError};
-use crate::engine::cuda::{CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan};
-use crate::engine::drafter::{DraftKind, Drafter, MtpDrafter, NgramDrafter, NoDrafter};
+use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan};
+use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, MtpDrafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
 use crate::trace::Manifest;
@@ -43,15 +43,23 @@ impl<'p> Backend<'p> {
         let device = Device::open()?;
         let drafts = draft == DraftKind::Mtp;
         let tokens = longest(plan);
-        MemoryPlan::new(config, weights, tokens, drafts)?.check(device.free_bytes()?)?;
+        let mut memory = MemoryPlan::new(config, weights, tokens, drafts)?;
+        if let Some(drafter) = plan.drafter {
+            memory = memory.with_drafter(drafter)?;
+        }
+        memory.check(device.free_bytes()?)?;
         let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
-        let target = CudaSession::new(&device, config, &loaded, tokens)?;
+        let target = CudaSession::new(&device, config, &loaded, tokens, plan.drafter.map_or(&[], |d| &d.config.taps[..]))?;
         let drafter: Box<dyn Drafter> = match draft {
             DraftKind::Mtp => {
                 let module = CudaMtp::new(&device, config, &loaded, tokens)?.ok_or_else(no_mtp)?;
                 Box::new(MtpDrafter::new(Box::new(module), config.hidden))
             }
-            DraftKind::Dspark => return Err(EngineError::Device("it has no DSpark drafter yet; use the CPU".into()).into()),
+            DraftKind::Dspark => {
+                let checkpoint = plan.drafter.ok_or_else(no_mtp)?;
+                let module = CudaDspark::new(&device, checkpoint, &loaded, tokens)?;
+                Box::new(DsparkDrafter::new(Box::new(module), plan.options.min_survival))
+            }
             DraftKind::Ngram => Box::new(NgramDrafter),
             DraftKind::None => Box::new(NoDrafter),
         };

@@ -74,8 +74,13 @@ class Device:
         """A device copy of `array`; its address."""
         array = np.ascontiguousarray(array)
         at = self.room(array.nbytes)
-        self._check("cuMemcpyHtoD_v2", ctypes.c_uint64(at), array.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(array.nbytes))
+        self.copy_in(at, array)
         return at
+
+    def copy_in(self, at, array):
+        """Overwrites what is at `at`."""
+        array = np.ascontiguousarray(array)
+        self._check("cuMemcpyHtoD_v2", ctypes.c_uint64(at), array.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(array.nbytes))
 
     def room(self, size):
         at = ctypes.c_uint64()

@@ -42,7 +42,13 @@ FAULTS = [
     ("sp_rope.cuh", "(float)t, &c, &s", "(float)(turns * (double)position), &c, &s", "far"),
     ("sp_rope.cuh", "b = fmaf(y, c, x * s);", "b = fmaf(y, c, -(x * s));", "attention"),
     ("mla_attend.cu", "const int tokens = base[0] + row + 1, begin", "const int tokens = base[0] + (int)gridDim.z, begin", "attention"),
-    ("mla_attend.cu", "expf(stats[(at + s) * 2] - top), sum);", "1.0f, sum);", "attention"),
+    ("sp_splits.cuh", "expf(stats[s * 2] - top), sum);", "1.0f, sum);", "attention"),
+    ("block_attend.cu", "(causal ? row + 1 : rows)", "(causal ? row : rows)", "blocks"),
+    ("block_attend.cu", "first = head / (heads / kv_heads) * dim", "first = head % kv_heads * dim", "blocks"),
+    ("block_attend.cu", "sum[j] * shrink);", "sum[j]);", "blocks"),
+    ("block_heads.cu", "(into_cache ? position : row)", "row", "blocks"),
+    ("block_heads.cu", "sp_rotate(a, b, turns[j], position)", "sp_rotate(a, b, turns[j], row)", "blocks"),
+    ("layer_output.cu", "residual[i] + branch[i]", "residual[i] - branch[i]", "layer_output"),
     ("mla_query.cu", "float q = query[((u64)n * m.heads + head) * size + i];", "float q = query[((u64)n * m.heads + 0) * size + i];", "attention"),
     ("mla_value.cu", "each == 1 ? 0 : at", "0", "attention"),
     ("argmax.cu", "other == top && where < at", "other == top && where > at", "argmax"),
@@ -79,7 +85,7 @@ def seen(builder, texts, objects, image, number):
 
 
 # The sources that a check of a header's fault needs again.
-HEADER_USERS = {"norm": ["rmsnorm.cu"], "dense": ["dense.cu"], "far": ["mla_append.cu"], "attention": ["mla_append.cu"], "draw": ["sample.cu"]}
+HEADER_USERS = {"norm": ["rmsnorm.cu"], "dense": ["dense.cu"], "far": ["mla_append.cu"], "attention": ["mla_append.cu", "mla_attend.cu"], "draw": ["sample.cu"]}
 
 
 def main():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+import check_block
 import check_dense
 import check_flash
 import check_kda
@@ -20,7 +21,7 @@ import check_sampling
 from checks import Failure
 from driver import Device
 
-MODULES = [check_dense, check_moe, check_kda, check_mla, check_sampling, check_flash]
+MODULES = [check_dense, check_moe, check_kda, check_mla, check_block, check_sampling, check_flash]
 
 
 def main():

@@ -175,6 +175,80 @@ fn every_reference_checkpoint_decodes_as_on_the_cpu() {
     }
 }
 
+/// External drafters: causal blocks and others, anchors that draft and others, greedy, cut by confidence and sampled, over contexts of
+/// more than one split of the cache.
+#[test]
+fn dspark_drafts_as_on_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(goldens.join("dspark/correlated/golden.json")).unwrap()).unwrap();
+    let known: Vec<u64> = golden["committed"].as_array().unwrap()[..50].iter().map(|t| t.as_u64().unwrap()).collect();
+    let other: Vec<u64> = (0..75).map(|i| (i * 37 + 5) % 290).collect();
+    let line = |ids: &[u64], n: u32| format!("{}\n", serde_json::json!({"token_ids": ids, "max_new_tokens": n}));
+    std::fs::write(dir.path().join("p.jsonl"), line(&known, 24) + &line(&other, 16) + &line(&[7], 12)).unwrap();
+    let mut kept = 0;
+    for (set, target, more) in [
+        ("correlated", "spec", &[][..]),
+        ("correlated", "spec", &["--draft-confidence", "0.3"]),
+        ("correlated", "spec", &["--temperature", "0.9", "--top-p", "0.95", "--seed", "5"]),
+        ("prefixed", "nano", &["--prefill-chunk", "20"]),
+        ("x_causal", "nano", &["--draft-len", "2"]),
+        ("x_noanchor", "nano", &["--baseline-steps", "2"]),
+    ] {
+        let [model, drafter] = [goldens.join(target), goldens.join("dspark").join(set)].map(|path| path.join("checkpoint"));
+        let args =
+            ["--model", model.to_str().unwrap(), "--draft", "dspark", "--draft-model", drafter.to_str().unwrap(), "--prompts", "p.jsonl"];
+        let (cpu, cuda) = both(dir.path(), &[&args[..], &["--ignore-eos"], more].concat(), &[("EMU_LAZY", "1")]);
+        let name = format!("{set} {more:?}");
+        compare(&name, &cpu, &cuda);
+        every_launch_is_labelled(&name, &cuda);
+        let (a, b) = (cpu.steps_with_details().unwrap(), cuda.steps_with_details().unwrap());
+        let mut judged = 0;
+        for i in 0..a.len() {
+            for (x, y) in [(&a.draft_probs[i], &b.draft_probs[i]), (&a.draft_confidences[i], &b.draft_confidences[i])] {
+                assert_eq!(x.as_ref().map(Vec::len), y.as_ref().map(Vec::len), "{name}: step {i}");
+                for (x, y) in x.iter().flatten().zip(y.iter().flatten()) {
+                    assert!((x - y).abs() <= 1e-4, "{name}: step {i}: {x} {y}");
+                    judged += 1;
+                }
+            }
+        }
+        assert!(judged > 20, "{name}: {judged}");
+        kept += a.accepted.iter().map(|n| usize::from(*n)).sum::<usize>();
+        let kernels = cuda.kernels().unwrap();
+        for kernel in ["block_heads", "block_attend", "block_merge", "experts_down_bf16"] {
+            assert!(kernels.iter().any(|(_, k)| k.module == Module::Draft && k.name.starts_with(kernel)), "{name}: no {kernel}");
+        }
+    }
+    assert!(kept > 20, "hardly a draft was kept: {kept}");
+}
+
+#[test]
+fn a_drafter_that_does_not_fit_is_refused_with_the_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+    let [model, drafter] = [goldens.join("spec/checkpoint"), goldens.join("dspark/correlated/checkpoint")];
+    let plain = ["--model", model.to_str().unwrap(), "--prompts", "p.jsonl", "--backend", "cuda", "--out", "t", "--draft"];
+    // Megabytes by what they are for.
+    let needed = |args: &[&str]| {
+        let (code, _, stderr) = record(dir.path(), &[&plain[..], args].concat(), &[("EMU_MEMORY", "1000")]);
+        assert_eq!((code, stderr.lines().count()), (3, 1), "{stderr}");
+        let of = |what: &str| -> f64 {
+            let (_, rest) = stderr.split_once(what).unwrap_or_else(|| panic!("{what}: {stderr}"));
+            let words: Vec<_> = rest.split_whitespace().collect();
+            let unit = if words[1].starts_with("kB") { 1e-3 } else { 1.0 };
+            words[0].parse::<f64>().unwrap() * unit
+        };
+        [of("weights "), of("workspace ")]
+    };
+    let ([weights, workspace], [more_weights, more_workspace]) =
+        (needed(&["none"]), needed(&["dspark", "--draft-model", drafter.to_str().unwrap()]));
+    let stored = drafter.join("model.safetensors").metadata().unwrap().len() as f64 / 1e6;
+    assert!((0.7..1.3).contains(&((more_weights - weights) / stored)), "{weights} {more_weights} {stored}");
+    assert!(more_workspace > workspace && !dir.path().join("t").exists(), "{workspace} {more_workspace}");
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_the_numbers_before_anything_is_made() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,6 +6,9 @@
 //!
 //! **Nothing here has run on a GPU.** Tests run it on the emulator of `tests/emulator`, and a trace of the emulator says so.
 
+mod block;
+mod block_space;
+mod block_weights;
 mod device;
 mod images;
 mod launch;
@@ -20,6 +23,7 @@ mod timer;
 mod weights;
 mod workspace;
 
+pub use block::CudaDspark;
 pub use device::Device;
 pub use mtp::CudaMtp;
 pub use plan::MemoryPlan;

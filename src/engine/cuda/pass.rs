@@ -82,6 +82,12 @@ impl Pass<'_> {
         }
     }
 
+    /// Copies the layer's output, whose branch waits to be added, to `to`.
+    pub fn layer_output(&self, layer: usize, to: u64) -> Done {
+        self.label(Some(layer), Component::Draft);
+        ops::layer_output(self.device, self.ws.residual.at(0), self.ws.branch.at(0), self.rows * self.config.hidden, to)
+    }
+
     fn kda(&self, layer: usize, w: &DeviceKda, states: &KdaStates, number: usize) -> Done {
         let (d, ws, rows) = (self.device, self.ws, self.rows);
         let shape = states.shape;

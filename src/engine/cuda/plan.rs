@@ -1,8 +1,9 @@
 //! What a run needs of the device's memory, counted before anything is loaded.
 
-use super::PASS_ROWS;
 use super::matrix::planned_bytes;
 use super::workspace;
+use super::{PASS_ROWS, block_weights};
+use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::matrix::Matrix;
 use crate::engine::weights::{Attention, GatedMlp, LayerWeights, MlaQuery, Mlp, ModelWeights};
 use crate::engine::{EngineError, ModelConfig};
@@ -48,6 +49,20 @@ impl MemoryPlan {
             states: kda * super::state::kda_floats(config) * 4,
             workspace: sides * workspace::planned_bytes(config, PASS_ROWS, tokens),
             tokens,
+        })
+    }
+
+    /// The plan with an external drafter beside the target.
+    ///
+    /// # Errors
+    /// As [`MemoryPlan::new`].
+    pub fn with_drafter(self, drafter: &DsparkCheckpoint) -> Result<Self, EngineError> {
+        let own = block_weights::planned(&drafter.config, &drafter.weights, self.tokens)?;
+        Ok(Self {
+            weights: self.weights + own.weights,
+            caches: self.caches + own.caches,
+            workspace: self.workspace + own.workspace,
+            ..self
         })
     }
 

@@ -1,7 +1,7 @@
 //! One timeline of the target on a device: passes, commits and exact rollback, as [`crate::engine::Session`].
 
 use super::PASS_ROWS;
-use super::device::Device;
+use super::device::{Buffer, Device};
 use super::pass::{LayerMemory, Pass};
 use super::state::{KdaStates, MlaCaches};
 use super::weights::{DeviceAttention, DeviceMlp, DeviceWeights};
@@ -28,6 +28,39 @@ pub struct CudaSession<'m> {
     pending: usize,
     ahead: usize,
     out: HostRows,
+    taps: Option<Taps>,
+}
+
+/// Layers whose outputs a drafter is made of, and their rows.
+#[derive(Debug)]
+struct Taps {
+    layers: Vec<usize>,
+    /// `[layers, PASS_ROWS, H]`
+    rows: Buffer,
+    /// Of the passes since the last [`Target::forward`] began, by layer.
+    host: Vec<Vec<f32>>,
+}
+
+impl Taps {
+    fn new(device: &Rc<Device>, layers: &[usize], hidden: usize) -> Result<Option<Self>, EngineError> {
+        if layers.is_empty() {
+            return Ok(None);
+        }
+        let rows = device.room(layers.len() * PASS_ROWS * hidden * 4)?;
+        Ok(Some(Self { layers: layers.to_vec(), rows, host: vec![Vec::new(); layers.len()] }))
+    }
+
+    /// Where the output of a layer goes, if it is one of them.
+    fn place(&self, layer: usize, hidden: usize) -> Option<u64> {
+        Some(self.rows.float(self.layers.iter().position(|l| *l == layer)? * PASS_ROWS * hidden))
+    }
+
+    fn fetch(&mut self, numbers: usize, hidden: usize) -> Result<(), EngineError> {
+        for (place, to) in self.host.iter_mut().enumerate() {
+            extend(to, numbers, |to| self.rows.read(place * PASS_ROWS * hidden * 4, to))?;
+        }
+        Ok(())
+    }
 }
 
 /// What a pass leaves on the host.
@@ -105,11 +138,17 @@ fn extend<T: Copy + Default>(
 }
 
 impl<'m> CudaSession<'m> {
-    /// A timeline without tokens that has room for `tokens`.
+    /// A timeline without tokens that has room for `tokens`; the outputs of the layers `tapped` are told to the pass's tap.
     ///
     /// # Errors
     /// When device memory runs out.
-    pub fn new(device: &Rc<Device>, config: &'m ModelConfig, weights: &Rc<DeviceWeights>, tokens: usize) -> Result<Self, EngineError> {
+    pub fn new(
+        device: &Rc<Device>,
+        config: &'m ModelConfig,
+        weights: &Rc<DeviceWeights>,
+        tokens: usize,
+        tapped: &[usize],
+    ) -> Result<Self, EngineError> {
         let kda = weights.layers.iter().filter(|l| matches!(l.attention, DeviceAttention::Kda(_))).count();
         let routed = weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe(_))).count();
         Ok(Self {
@@ -123,6 +162,7 @@ impl<'m> CudaSession<'m> {
             pending: 0,
             ahead: 0,
             out: HostRows::default(),
+            taps: Taps::new(device, tapped, config.hidden)?,
         })
     }
 
@@ -160,11 +200,17 @@ impl<'m> CudaSession<'m> {
             };
             pass.layer(number, layer, &memory, number > 0, ring, limits)?;
             ring += usize::from(matches!(layer.mlp, DeviceMlp::Moe(_)));
+            if let Some(to) = self.taps.as_ref().and_then(|taps| taps.place(number, self.config.hidden)) {
+                pass.layer_output(number, to)?;
+            }
         }
         pass.output(w.final_norm.at(0), &w.head, wanted)?;
         self.ws.check(super::workspace::Site::describe)?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
         self.out.fetch(&self.ws, self.config, tokens.len(), wanted, wants.weights)?;
+        if let Some(taps) = &mut self.taps {
+            taps.fetch(tokens.len() * self.config.hidden, self.config.hidden)?;
+        }
         self.pending += tokens.len();
         Ok(())
     }
@@ -230,10 +276,14 @@ impl Target for CudaSession<'_> {
         let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i);
         let routed: Vec<usize> = routed.collect();
         self.out.clear(routed.len());
+        self.taps.iter_mut().flat_map(|taps| &mut taps.host).for_each(Vec::clear);
         self.forward_all(tokens, logits, Wants::of(tap))?;
         self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         for (number, (ids, values)) in routed.iter().zip(self.out.ids.iter().zip(&self.out.weights)) {
             tap.routed(Module::Target, *number, ids, values);
+        }
+        for (layer, rows) in self.taps.iter().flat_map(|taps| taps.layers.iter().zip(&taps.host)) {
+            tap.after_layer(Module::Target, *layer, rows);
         }
         Ok(Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab, width: self.config.hidden })
     }

@@ -100,17 +100,20 @@ impl DeviceWeights {
     /// [`EngineError::Device`] when memory runs out or a matrix is stored in a way that no kernel reads; it is named.
     pub fn upload(device: &Rc<Device>, config: &ModelConfig, weights: &ModelWeights) -> Result<Self, EngineError> {
         let layers = weights.layers.iter().enumerate().map(|(i, w)| layer(device, &format!("layer {i}"), w));
-        let dim = config.qk_rope_head_dim;
-        let turns: Vec<f64> = (0..dim / 2).map(|j| config.rope_theta.powf(-2.0 * j as f64 / dim as f64) / PI).collect();
         Ok(Self {
             embedding: DeviceMatrix::one(device, "word_embeddings", &weights.embedding)?,
             final_norm: device.upload(&weights.final_norm)?,
             head: DeviceMatrix::one(device, "lm_head", &weights.head)?,
             layers: layers.collect::<Result<_, _>>()?,
             mtp: weights.mtp.as_ref().map(|w| mtp(device, config, w)).transpose()?,
-            turns: device.upload(&turns)?,
+            turns: device.upload(&half_turns(config.qk_rope_head_dim, config.rope_theta))?,
         })
     }
+}
+
+/// Half turns a position of each pair of a rotated size `dim` with base `theta`, `[dim / 2]`.
+pub(super) fn half_turns(dim: usize, theta: f64) -> Vec<f64> {
+    (0..dim / 2).map(|j| theta.powf(-2.0 * j as f64 / dim as f64) / PI).collect()
 }
 
 fn layer(device: &Rc<Device>, name: &str, w: &LayerWeights) -> Result<DeviceLayer, EngineError> {
@@ -159,7 +162,7 @@ fn layer(device: &Rc<Device>, name: &str, w: &LayerWeights) -> Result<DeviceLaye
     Ok(DeviceLayer { input_norm: device.upload(&w.input_norm)?, post_norm: device.upload(&w.post_norm)?, attention, mlp })
 }
 
-fn gated(device: &Rc<Device>, name: &str, mlps: &[GatedMlp]) -> Result<DeviceGated, EngineError> {
+pub(super) fn gated(device: &Rc<Device>, name: &str, mlps: &[GatedMlp]) -> Result<DeviceGated, EngineError> {
     Ok(DeviceGated {
         gate: DeviceMatrix::upload(device, &format!("{name}, gate_proj"), mlps.iter().map(|m| &m.gate))?,
         up: DeviceMatrix::upload(device, &format!("{name}, up_proj"), mlps.iter().map(|m| &m.up))?,

@@ -38,7 +38,31 @@ pub(super) struct Workspace {
     pub weights: Buffer,
     pub slot_of: Buffer,
     plan: [Buffer; 4],
-    one: [Buffer; 4],
+    one: AllRows,
+}
+
+/// The plan of a gated MLP outside the routing: one expert, all rows. Only its end depends on the pass.
+#[derive(Debug)]
+pub(super) struct AllRows([Buffer; 4]);
+
+impl AllRows {
+    pub fn new(device: &Rc<Device>) -> Result<Self, EngineError> {
+        let identity: Vec<i32> = (0..PASS_ROWS as i32).collect();
+        Ok(Self([device.upload(&[1_i32])?, device.upload(&[0_i32])?, device.upload(&[0_i32, 0])?, device.upload(&identity)?]))
+    }
+
+    /// Says how many rows the pass has.
+    pub fn begin(&self, rows: usize) -> Result<(), EngineError> {
+        self.0[2].write(4, &[rows as i32])
+    }
+
+    pub fn plan(&self) -> Plan {
+        plan_of(&self.0)
+    }
+}
+
+fn plan_of([count, expert, start, slot_row]: &[Buffer; 4]) -> Plan {
+    Plan { count: count.at(0), expert: expert.at(0), start: start.at(0), slot_row: slot_row.at(0) }
 }
 
 /// Bytes of each buffer, in the order in which [`Workspace`] takes them.
@@ -91,9 +115,6 @@ impl Workspace {
         let wide = || device.room(s.wide);
         let low = || device.room(rows * config.q_lora_rank.unwrap_or(1) * 4);
         let ints = |n: usize| device.room(n * 4);
-        // The plan of a gated MLP outside the routing: one expert, all rows. Only its end depends on the pass.
-        let identity: Vec<i32> = (0..rows as i32).collect();
-        let one = [device.upload(&[1_i32])?, device.upload(&[0_i32])?, device.upload(&[0_i32, 0])?, device.upload(&identity)?];
         Ok(Self {
             tokens: ints(rows)?,
             base: ints(1)?,
@@ -120,7 +141,7 @@ impl Workspace {
             weights: room(routed * s.slots * 4)?,
             slot_of: ints(s.slots)?,
             plan: [ints(1)?, ints(s.slots)?, ints(s.slots + 1)?, ints(s.slots)?],
-            one,
+            one: AllRows::new(device)?,
         })
     }
 
@@ -128,21 +149,17 @@ impl Workspace {
     pub fn begin(&self, tokens: &[u32], position: usize) -> Result<(), EngineError> {
         self.tokens.write(0, tokens)?;
         self.base.write(0, &[position as u32])?;
-        self.one[2].write(4, &[tokens.len() as i32])
+        self.one.begin(tokens.len())
     }
 
     /// The plan that the router's choice makes.
     pub fn plan(&self) -> Plan {
-        Self::plan_of(&self.plan)
+        plan_of(&self.plan)
     }
 
     /// The plan of one expert and all rows.
     pub fn one(&self) -> Plan {
-        Self::plan_of(&self.one)
-    }
-
-    fn plan_of([count, expert, start, slot_row]: &[Buffer; 4]) -> Plan {
-        Plan { count: count.at(0), expert: expert.at(0), start: start.at(0), slot_row: slot_row.at(0) }
+        self.one.plan()
     }
 
     /// Where `site` notes damage.
@@ -152,12 +169,17 @@ impl Workspace {
 
     /// Fails with the first place at which a number of the pass was not finite; waits for the pass.
     pub fn check(&self, describe: impl Fn(Site) -> String) -> Result<(), EngineError> {
-        let mut code = [0_i32];
-        self.damage.read(0, &mut code)?;
-        let Some(site) = Site::of(code[0]) else { return Ok(()) };
-        self.damage.clear()?;
-        Err(EngineError::NotFinite { what: describe(site) })
+        check_damage(&self.damage, describe)
     }
+}
+
+/// Fails with the site that `damage` names, which is taken back; waits for the pass.
+pub(super) fn check_damage(damage: &Buffer, describe: impl Fn(Site) -> String) -> Result<(), EngineError> {
+    let mut code = [0_i32];
+    damage.read(0, &mut code)?;
+    let Some(site) = Site::of(code[0]) else { return Ok(()) };
+    damage.clear()?;
+    Err(EngineError::NotFinite { what: describe(site) })
 }
 
 /// Parts of a pass in which damage can be noted.
@@ -185,7 +207,7 @@ pub(super) struct Site {
 
 impl Site {
     /// As the kernels note it; 0 is none.
-    fn code(self) -> i32 {
+    pub fn code(self) -> i32 {
         let part = PARTS.iter().position(|p| *p == self.part).unwrap_or_default();
         i32::try_from(1 + self.layer * PARTS.len() + part).unwrap_or(i32::MAX)
     }

@@ -11,13 +11,12 @@
 
 use super::{Drafter, Drafts, EngineError, MAX_WAITING, RouteTap, Sampler};
 use crate::engine::NoTap;
-use crate::engine::dspark::Dspark;
+use crate::engine::target::BlockModule;
 use crate::trace::{Component, Module};
 
 /// The DSpark drafter of one request at a time.
-#[derive(Debug)]
 pub struct DsparkDrafter<'m> {
-    dspark: Dspark<'m>,
+    dspark: Box<dyn BlockModule + 'm>,
     /// Survival below which a window ends; 0 never ends it.
     min_survival: f64,
     /// Outputs of the target's tapped layers that are not in the context yet, `[rows, taps * H]`.
@@ -26,7 +25,7 @@ pub struct DsparkDrafter<'m> {
 
 impl<'m> DsparkDrafter<'m> {
     /// A drafter whose windows end where the product of the confidences falls below `min_survival`.
-    pub fn new(dspark: Dspark<'m>, min_survival: f64) -> Self {
+    pub fn new(dspark: Box<dyn BlockModule + 'm>, min_survival: f64) -> Self {
         Self { dspark, min_survival, waiting: Vec::new() }
     }
 
@@ -64,17 +63,17 @@ impl Drafter for DsparkDrafter<'_> {
     }
 
     fn propose(&mut self, history: &[u32], limit: usize, sampler: &mut Sampler, tap: &mut RouteTap) -> Result<Drafts, EngineError> {
-        let config = self.dspark.config();
-        let wanted = limit.min(config.drafts());
+        let (first, most) = (self.dspark.config().first_row(), self.dspark.config().drafts());
+        let wanted = limit.min(most);
         let Some(&anchor) = history.last().filter(|_| wanted > 0) else { return Ok(Drafts::default()) };
         let recorded = || tap.is_on().then(Vec::new);
         let mut drafts = Drafts { probs: recorded(), confidences: recorded(), ..Drafts::default() };
         self.dspark.inject(&self.waiting, tap)?;
         self.waiting.clear();
-        self.dspark.block(anchor, config.first_row()..config.first_row() + wanted, tap)?;
+        self.dspark.block(anchor, first..first + wanted, tap)?;
         let (mut previous, mut survival) = (anchor, 1.0);
         for draft in 0..wanted {
-            let corrected = tap.time(Module::Draft, Component::Head, || self.dspark.correct(draft, draft, previous))?;
+            let corrected = self.dspark.correct(draft, draft, previous, tap)?;
             let confidence = corrected.confidence();
             survival *= confidence.map_or(1.0, f64::from);
             if draft > 0 && survival < self.min_survival {

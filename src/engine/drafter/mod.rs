@@ -67,7 +67,7 @@ pub fn external<'m>(
     config: &'m ModelConfig,
     weights: &'m ModelWeights,
 ) -> Box<dyn Drafter + 'm> {
-    Box::new(DsparkDrafter::new(Dspark::new(checkpoint, config, weights), min_survival))
+    Box::new(DsparkDrafter::new(Box::new(Dspark::new(checkpoint, config, weights)), min_survival))
 }
 
 /// The drafts of one window, in order.

@@ -99,6 +99,18 @@ impl DsparkConfig {
         self.heads * self.head_dim
     }
 
+    /// Rows of `taps`, `[rows, taps * H]`.
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] when these are no whole rows.
+    pub fn tapped_rows(&self, taps: &[f32]) -> Result<usize, EngineError> {
+        let each = self.taps.len() * self.hidden;
+        if each == 0 || !taps.len().is_multiple_of(each) {
+            return Err(EngineError::Request(format!("{} numbers are no rows of {each} of the tapped layers", taps.len())));
+        }
+        Ok(taps.len() / each)
+    }
+
     /// Numbers that the confidence head takes in.
     pub fn confidence_inputs(&self) -> usize {
         self.hidden + if self.confidence_with_markov { self.markov_rank } else { 0 }

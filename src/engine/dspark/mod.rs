@@ -17,7 +17,7 @@ mod weights;
 
 pub use checkpoint::DsparkCheckpoint;
 pub use config::{ARCHITECTURES, DsparkConfig};
-pub use weights::DsparkWeights;
+pub use weights::{DsparkLayer, DsparkWeights};
 
 use super::error::EngineError;
 use super::laps::Laps;
@@ -137,11 +137,7 @@ impl<'m> Dspark<'m> {
     /// [`EngineError::NotFinite`], and [`EngineError::Request`] for numbers that are no whole rows; the context is then as
     /// before the call.
     pub fn inject(&mut self, taps: &[f32], tap: &mut dyn ForwardTap) -> Result<&[f32], EngineError> {
-        let each = self.config.taps.len() * self.config.hidden;
-        if !taps.len().is_multiple_of(each) {
-            return Err(EngineError::Request(format!("{} numbers are no rows of {each} of the tapped layers", taps.len())));
-        }
-        let rows = taps.len() / each;
+        let rows = self.config.tapped_rows(taps)?;
         let appended = self.append(taps, rows, tap);
         if appended.is_ok() {
             self.len += rows;
@@ -247,32 +243,55 @@ impl<'m> Dspark<'m> {
         let s = &mut self.scratch;
         let base = &s.logits[logits_row * config.vocab..][..config.vocab];
         let embedded = fit(&mut s.embedded, config.markov_rank);
-        let corrected = fit(&mut s.corrected, config.vocab);
-        corrected.copy_from_slice(base);
-        if let Some(markov) = &self.weights.markov {
-            let id = usize::try_from(previous)
-                .ok()
-                .filter(|id| *id < config.vocab)
-                .ok_or_else(|| EngineError::Request(format!("token id {previous} is not below the vocabulary size {}", config.vocab)))?;
-            markov.of.decode_row(id, embedded);
-            let bias = fit(&mut s.bias, config.vocab);
-            matmul(&markov.next, embedded, bias);
-            add(corrected, bias);
-        }
-        if !all_finite(corrected) {
-            return Err(damaged(None, Damage("Markov head")));
-        }
-        let confidence_logit = self.weights.confidence.as_ref().map(|head| {
-            let row = &s.output[(draft + config.first_row()) * config.hidden..][..config.hidden];
-            let (of_row, of_token) = head.proj.split_at(config.hidden);
-            let token = if of_token.is_empty() { 0.0 } else { simd::dot(of_token, embedded) };
-            simd::dot(of_row, row) + token + head.bias
-        });
-        if confidence_logit.is_some_and(|logit| !logit.is_finite()) {
-            return Err(damaged(None, Damage("confidence head")));
-        }
-        Ok(Corrected { logits: corrected, confidence_logit })
+        let bias = match &self.weights.markov {
+            None => None,
+            Some(markov) => {
+                markov.of.decode_row(known_token(previous, config)?, embedded);
+                let bias = fit(&mut s.bias, config.vocab);
+                matmul(&markov.next, embedded, bias);
+                Some(&*bias)
+            }
+        };
+        let row = &s.output[(draft + config.first_row()) * config.hidden..][..config.hidden];
+        correct_row(self.weights, base, bias, (row, embedded), fit(&mut s.corrected, config.vocab))
     }
+}
+
+/// A token as a row of the vocabulary's tables.
+///
+/// # Errors
+/// [`EngineError::Request`] for a token that is not in the vocabulary.
+pub(super) fn known_token(token: u32, config: &DsparkConfig) -> Result<usize, EngineError> {
+    let known = usize::try_from(token).ok().filter(|id| *id < config.vocab);
+    known.ok_or_else(|| EngineError::Request(format!("token id {token} is not below the vocabulary size {}", config.vocab)))
+}
+
+/// The logits `base` of a row with `bias`, what the token before says, written to `out`; and how sure the drafter is, by the row
+/// after the final norm, `[H]`, and the Markov embedding of the token before, `[rank]`.
+///
+/// # Errors
+/// [`EngineError::NotFinite`].
+pub(super) fn correct_row<'a>(
+    weights: &DsparkWeights,
+    base: &[f32],
+    bias: Option<&[f32]>,
+    (row, embedded): (&[f32], &[f32]),
+    out: &'a mut [f32],
+) -> Result<Corrected<'a>, EngineError> {
+    out.copy_from_slice(base);
+    add(out, bias.unwrap_or_default());
+    if !all_finite(out) {
+        return Err(damaged(None, Damage("Markov head")));
+    }
+    let confidence_logit = weights.confidence.as_ref().map(|head| {
+        let (of_row, of_token) = head.proj.split_at(row.len());
+        let token = if of_token.is_empty() { 0.0 } else { simd::dot(of_token, embedded) };
+        simd::dot(of_row, row) + token + head.bias
+    });
+    if confidence_logit.is_some_and(|logit| !logit.is_finite()) {
+        return Err(damaged(None, Damage("confidence head")));
+    }
+    Ok(Corrected { logits: out, confidence_logit })
 }
 
 fn add(x: &mut [f32], branch: &[f32]) {
