@@ -6,8 +6,10 @@ mod summary;
 
 use super::exit::Failure;
 use super::ui::Ui;
+use crate::engine::cuda::CudaSides;
 use crate::engine::presets::{PRESETS, Preset};
 use crate::engine::{Checkpoint, DsparkCheckpoint, builtin, dspark, golden};
+use crate::record::why_no_cuda;
 use std::path::{Path, PathBuf};
 use summary::Summary;
 
@@ -93,14 +95,22 @@ fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
 
 /// `--golden`: refusals first, so that nothing large is opened for nothing.
 fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
-    if args.golden.backend == GoldenBackend::Cuda {
-        let text = "--backend cuda: the comparison runs on the CPU engine alone so far; use --backend cpu";
+    let cuda = args.golden.backend == GoldenBackend::Cuda;
+    if cuda && args.target.is_some() {
+        let text = "--backend cuda: a drafter is compared on the CPU engine alone so far; use --backend cpu";
         return Err(Failure::Environment(text.into()));
+    }
+    if cuda && let Some(reason) = why_no_cuda() {
+        return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
     }
     let report = match &args.target {
         None => {
             let model = open(&args.model)?;
-            golden::compare(&model.config, &model.weights, file)?
+            let (config, weights) = (&model.config, &model.weights);
+            match cuda {
+                true => golden::compare_on(config, file, |tokens| CudaSides::open(config, weights, tokens))?,
+                false => golden::compare(config, weights, file)?,
+            }
         }
         Some(target) => {
             let target = open(target)?;

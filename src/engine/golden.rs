@@ -8,9 +8,9 @@ use super::error::EngineError;
 use super::golden_checks::Checks;
 pub use super::golden_checks::{GoldenReport, NotCompared, TensorCheck};
 use super::golden_file::GoldenFile;
-use super::mtp::Mtp;
-use super::session::{LogitRows, Session};
+use super::session::LogitRows;
 use super::tap::{ForwardTap, NoTap};
+use super::target::{CpuSides, Inspected, Sides};
 use super::weights::ModelWeights;
 use crate::trace::Module;
 use std::path::Path;
@@ -25,11 +25,23 @@ pub const ROUTER_WEIGHTS: f64 = 2e-5;
 /// Rows of a prefill pass: small, so that a prompt is cut.
 const CHUNK: usize = 32;
 
-/// Runs the tokens of the golden file `path` and compares.
+/// Runs the tokens of the golden file `path` on the CPU and compares.
 ///
 /// # Errors
 /// When the file cannot be read, does not fit the model (shapes, ids), or the model cannot run it.
 pub fn compare(config: &ModelConfig, weights: &ModelWeights, path: &Path) -> Result<GoldenReport, EngineError> {
+    compare_on(config, path, |_| Ok(CpuSides { config, weights }))
+}
+
+/// As [`compare`], on the engine that `open` gives for timelines of so many tokens.
+///
+/// # Errors
+/// As there, and those of `open`.
+pub fn compare_on<S: Sides>(
+    config: &ModelConfig,
+    path: &Path,
+    open: impl FnOnce(usize) -> Result<S, EngineError>,
+) -> Result<GoldenReport, EngineError> {
     let file = GoldenFile::read(path)?;
     let tokens = file.tokens("tokens")?.ok_or_else(|| file.wrong("has no tensor `tokens`, the ids to run"))?;
     let generated = file.tensors.get("decode_logits").and_then(|t| t.shape.first().copied()).unwrap_or(0);
@@ -37,7 +49,10 @@ pub fn compare(config: &ModelConfig, weights: &ModelWeights, path: &Path) -> Res
     let Some(prompt) = prompt else {
         return Err(file.wrong(&format!("its prompt does not fit its {} tokens", tokens.len())));
     };
-    let mut run = Run { file: &file, config, weights, checks: Checks::new(&file), error: None };
+    // A chain of drafts runs over the last token.
+    let chain = file.tensors.get("draft_tokens").and_then(|t| t.shape.last().copied()).unwrap_or(0);
+    let sides = open(tokens.len() + chain)?;
+    let mut run = Run { file: &file, config, sides: &sides, checks: Checks::new(&file), error: None };
     let hidden = run.prefill(&tokens)?;
     run.decode(&tokens, prompt)?;
     run.draft_rows(&hidden)?;
@@ -77,7 +92,7 @@ fn argmax(logits: &[f32]) -> i32 {
 struct Run<'a> {
     file: &'a GoldenFile,
     config: &'a ModelConfig,
-    weights: &'a ModelWeights,
+    sides: &'a dyn Sides,
     checks: Checks<'a>,
     /// An error found in a tap, which cannot return one.
     error: Option<EngineError>,
@@ -88,7 +103,7 @@ impl Run<'_> {
     fn prefill(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         let (vocab, width, rows) = (self.config.vocab, self.config.hidden, tokens.len());
         let wanted = if self.file.tensors.contains_key("logits") { LogitRows::All } else { LogitRows::None };
-        let mut session = Session::new(self.config, self.weights);
+        let mut session = self.sides.target()?;
         let forward = session.forward(tokens, wanted, self)?;
         if let Some(error) = self.error.take() {
             return Err(error);
@@ -100,16 +115,23 @@ impl Run<'_> {
 
     /// The prompt in chunks, then one token a pass: states after the prompt, logits and greedy tokens.
     fn decode(&mut self, tokens: &[u32], prompt: usize) -> Result<(), EngineError> {
-        let mut session = Session::new(self.config, self.weights);
-        let mut next = argmax(session.prefill(&tokens[..prompt], CHUNK, &mut NoTap)?.logits);
-        self.states(&session, prompt)?;
+        let sides = self.sides;
+        let mut session = sides.target()?;
+        let mut next = 0;
+        for (i, part) in tokens[..prompt].chunks(CHUNK).enumerate() {
+            let last = (i + 1) * CHUNK >= prompt;
+            let forward = session.forward(part, if last { LogitRows::Last } else { LogitRows::None }, &mut NoTap)?;
+            next = if last { argmax(forward.logits) } else { next };
+            session.commit(part.len(), &mut NoTap)?;
+        }
+        self.states(&*session, prompt)?;
         let (mut logits, mut chosen) = (Vec::new(), Vec::new());
         for token in &tokens[prompt..] {
             chosen.push(next);
             let forward = session.forward(&[*token], LogitRows::All, &mut NoTap)?;
             logits.extend_from_slice(forward.logits);
             next = argmax(forward.logits);
-            session.commit(1);
+            session.commit(1, &mut NoTap)?;
         }
         self.checks.floats("decode_logits", &[tokens.len() - prompt, self.config.vocab], &logits, LOGITS)?;
         // The prompt is given; what follows must be what the engine would say.
@@ -118,12 +140,12 @@ impl Run<'_> {
         self.checks.ints("tokens", &[tokens.len()], &greedy)
     }
 
-    fn states(&mut self, session: &Session<'_>, prompt: usize) -> Result<(), EngineError> {
+    fn states(&mut self, session: &dyn Inspected, prompt: usize) -> Result<(), EngineError> {
         let (heads, dim, taps) = (self.config.heads, self.config.head_dim, self.config.conv_kernel);
         let (latent, rope) = (self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         for layer in 0..self.config.layers {
-            if let (Some(state), Some(history)) = (session.kda_state(layer), session.conv_state(layer)) {
-                self.checks.floats(&format!("kda_state.{layer}"), &[heads, dim, dim], state, HIDDEN)?;
+            if let (Some(state), Some(history)) = (session.kda_state(layer)?, session.conv_state(layer)?) {
+                self.checks.floats(&format!("kda_state.{layer}"), &[heads, dim, dim], &state, HIDDEN)?;
                 let width = heads * dim;
                 // Ours is [taps - 1, (q, k, v)], the file's [(q, k, v), taps - 1].
                 let turned: Vec<f32> = (0..3)
@@ -131,7 +153,7 @@ impl Run<'_> {
                     .collect();
                 self.checks.floats(&format!("conv_state.{layer}"), &[3, taps.saturating_sub(1), width], &turned, HIDDEN)?;
             }
-            if let Some(cache) = session.mla_cache(layer) {
+            if let Some(cache) = session.mla_cache(layer)? {
                 let rows = cache.chunks_exact(latent + rope);
                 let (latents, keys): (Vec<&[f32]>, Vec<&[f32]>) = rows.map(|r| r.split_at(latent)).unzip();
                 self.checks.floats(&format!("mla_latent.{layer}"), &[prompt, latent], &latents.concat(), HIDDEN)?;
@@ -143,7 +165,8 @@ impl Run<'_> {
 
     /// The draft block over all rows.
     fn draft_rows(&mut self, hidden: &[f32]) -> Result<(), EngineError> {
-        let Some(mut mtp) = Mtp::new(self.config, self.weights) else { return Ok(()) };
+        let sides = self.sides;
+        let Some(mut mtp) = sides.draft()? else { return Ok(()) };
         let Some(next) = self.next_tokens(hidden)? else { return Ok(()) };
         let (vocab, width, rows) = (self.config.vocab, self.config.hidden, next.len());
         let forward = mtp.extend(&next, hidden, LogitRows::All, self)?;
@@ -164,7 +187,8 @@ impl Run<'_> {
 
     /// Greedy chains from each row after the prompt; a chain's own rows leave the cache afterwards.
     fn draft_chains(&mut self, hidden: &[f32], prompt: usize) -> Result<(), EngineError> {
-        let Some(mut mtp) = Mtp::new(self.config, self.weights) else { return Ok(()) };
+        let sides = self.sides;
+        let Some(mut mtp) = sides.draft()? else { return Ok(()) };
         let Some(next) = self.next_tokens(hidden)? else { return Ok(()) };
         let Some(&[chains, length]) = self.file.tensors.get("draft_tokens").map(|t| &*t.shape) else { return Ok(()) };
         if chains == 0 || length == 0 || prompt - 1 + chains > next.len() {

@@ -5,8 +5,9 @@ use super::laps::Laps;
 use super::mtp::Mtp;
 use super::session::{Forward, LogitRows, Session};
 use super::tap::ForwardTap;
-use super::{EngineError, mtp};
+use super::{EngineError, ModelConfig, ModelWeights, mtp};
 use crate::trace::{Component, Module};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// One timeline of a target model.
@@ -37,6 +38,61 @@ pub trait Target {
     /// # Errors
     /// When a device fails.
     fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError>;
+}
+
+/// A target whose memory can be looked at. Each is `None` for a layer of the other kind.
+pub trait Inspected: Target {
+    /// A KDA layer's committed state, `[heads, K, V]`.
+    ///
+    /// # Errors
+    /// When a device fails, as for the others.
+    fn kda_state(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError>;
+
+    /// The last committed rows of a KDA layer's q, k, v before the convolution, `[conv_kernel - 1, 3 * heads * head_dim]`.
+    ///
+    /// # Errors
+    /// As above.
+    fn conv_state(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError>;
+
+    /// The committed rows of an MLA layer's cache, `[len, kv_lora_rank + qk_rope_head_dim]`.
+    ///
+    /// # Errors
+    /// As above.
+    fn mla_cache(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError>;
+}
+
+/// A model's two sides on some engine, each made anew.
+pub trait Sides {
+    /// A timeline without tokens.
+    ///
+    /// # Errors
+    /// When a device fails.
+    fn target(&self) -> Result<Box<dyn Inspected + '_>, EngineError>;
+
+    /// An empty timeline of the draft module; `None` when the model has none.
+    ///
+    /// # Errors
+    /// When a device fails.
+    fn draft(&self) -> Result<Option<Box<dyn DraftModule + '_>>, EngineError>;
+}
+
+/// A model on the CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuSides<'m> {
+    /// Its shape.
+    pub config: &'m ModelConfig,
+    /// Its weights.
+    pub weights: &'m ModelWeights,
+}
+
+impl Sides for CpuSides<'_> {
+    fn target(&self) -> Result<Box<dyn Inspected + '_>, EngineError> {
+        Ok(Box::new(Session::new(self.config, self.weights)))
+    }
+
+    fn draft(&self) -> Result<Option<Box<dyn DraftModule + '_>>, EngineError> {
+        Ok(Mtp::new(self.config, self.weights).map(|module| Box::new(module) as Box<dyn DraftModule>))
+    }
 }
 
 /// One timeline of a multi-token-prediction block.
@@ -119,6 +175,20 @@ impl Target for Session<'_> {
         Session::commit(self, rows);
         laps.lap(Component::Commit);
         Ok(())
+    }
+}
+
+impl Inspected for Session<'_> {
+    fn kda_state(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError> {
+        Ok(Session::kda_state(self, layer).map(Cow::Borrowed))
+    }
+
+    fn conv_state(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError> {
+        Ok(Session::conv_state(self, layer).map(Cow::Borrowed))
+    }
+
+    fn mla_cache(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError> {
+        Ok(Session::mla_cache(self, layer).map(Cow::Borrowed))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a plan runs on: the two sides of the model, and what a trace says of them.
 
 use super::{Plan, RecordError};
-use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan};
+use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint};
 use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, MtpDrafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
@@ -49,7 +49,8 @@ impl<'p> Backend<'p> {
         }
         memory.check(device.free_bytes()?)?;
         let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
-        let target = CudaSession::new(&device, config, &loaded, tokens, plan.drafter.map_or(&[], |d| &d.config.taps[..]))?;
+        let taps: Vec<TapPoint> = plan.drafter.iter().flat_map(|d| &d.config.taps).map(|layer| TapPoint::Layer(*layer)).collect();
+        let target = CudaSession::new(&device, config, &loaded, tokens, &taps)?;
         let drafter: Box<dyn Drafter> = match draft {
             DraftKind::Mtp => {
                 let module = CudaMtp::new(&device, config, &loaded, tokens)?.ok_or_else(no_mtp)?;

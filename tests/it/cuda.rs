@@ -175,6 +175,40 @@ fn every_reference_checkpoint_decodes_as_on_the_cpu() {
     }
 }
 
+/// Every tensor of the reference sets, at the tolerances of the CPU engine: rows after each part of each layer, choices, states after the
+/// prompt, logits and chains of drafts.
+#[test]
+fn the_references_numbers_hold_on_the_device() {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    for (set, checkpoint) in [
+        ("nano", "nano"),
+        ("nano_long", "nano"),
+        ("spec", "spec"),
+        ("tiny8", "tiny8"),
+        ("fp4", "fp4"),
+        ("int4", "int4"),
+        ("clamp", "clamp"),
+        ("elemgate", "elemgate"),
+    ] {
+        let model = goldens.join(checkpoint).join("checkpoint");
+        let file = goldens.join(set).join("golden.safetensors");
+        let mut compared = Vec::new();
+        for backend in ["cpu", "cuda"] {
+            let mut command = Command::cargo_bin("specprof").unwrap();
+            command.arg("model").arg(&model).arg("--golden").arg(&file).args(["--json", "--backend", backend]);
+            let out = command.env("LD_LIBRARY_PATH", emulator().parent().unwrap()).output().unwrap();
+            assert_eq!(out.status.code(), Some(0), "{set}, {backend}: {}", String::from_utf8_lossy(&out.stderr));
+            let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+            let names =
+                |v: &serde_json::Value| v.as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+            assert_eq!(json["passed"], true, "{set}, {backend}");
+            compared.push((names(&json["checks"]), names(&json["not_compared"])));
+        }
+        assert!(compared[0].0.len() > 20, "{set}: {compared:?}");
+        assert_eq!(compared[0], compared[1], "{set}");
+    }
+}
+
 /// External drafters: causal blocks and others, anchors that draft and others, greedy, cut by confidence and sampled, over contexts of
 /// more than one split of the cache.
 #[test]

@@ -18,6 +18,7 @@ mod ops;
 mod pass;
 mod plan;
 mod session;
+mod sides;
 mod state;
 mod timer;
 mod weights;
@@ -27,7 +28,8 @@ pub use block::CudaDspark;
 pub use device::Device;
 pub use mtp::CudaMtp;
 pub use plan::MemoryPlan;
-pub use session::CudaSession;
+pub use session::{CudaSession, TapPoint};
+pub use sides::CudaSides;
 pub use weights::DeviceWeights;
 
 /// Most rows of one pass of the kernels; longer ones are cut. A window has at most 16.

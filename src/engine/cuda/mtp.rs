@@ -66,7 +66,8 @@ impl<'m> CudaMtp<'m> {
         ops::dense(d, &module.projection, ws.joined.at(0), rows, ws.residual.at(0), c.hidden)?;
         let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, position: self.len, pending: 0 };
         // The module's experts are never clamped.
-        pass.layer(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false, 0, Limits::default())?;
+        pass.attention(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false)?;
+        pass.feed_forward(c.layers, &module.layer, 0, Limits::default())?;
         pass.output(module.final_norm.at(0), &w.head, wanted)?;
         ws.check(Site::describe)?;
         self.out.kernels.extend(d.timer.borrow_mut().finish(Module::Draft)?);

@@ -1,6 +1,6 @@
 //! The launches of one layer and of a pass's end, in the order of the CPU engine.
 
-use super::device::Device;
+use super::device::{Buffer, Device};
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape, SPLIT};
 use super::state::KdaStates;
 use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, DeviceMla, DeviceMlp};
@@ -42,39 +42,46 @@ impl Pass<'_> {
         self.device.timer.borrow_mut().label(layer, component);
     }
 
-    /// One layer over the residual rows. `branch`: whether a branch of the layer before waits to be added. `ring` is the number of
-    /// this layer's choices, when it has any. Leaves the feed-forward part's output as the branch.
-    pub fn layer(&self, layer: usize, w: &DeviceLayer, memory: &LayerMemory<'_>, branch: bool, ring: usize, limits: Limits) -> Done {
-        let (ws, eps) = (self.ws, self.config.rms_eps);
-        let size = (self.rows, self.config.hidden);
-        let waiting = if branch { ws.branch.at(0) } else { 0 };
-        let norm = (ws.residual.at(0), ws.normed.at(0));
-        let label = |component| self.label(Some(layer), component);
-        label(Component::Norm);
-        ops::rmsnorm(self.device, norm.0, waiting, w.input_norm.at(0), eps, size, norm.1, self.site(layer, Part::Input))?;
+    /// The residual rows, with the branch `waiting` added, normed.
+    fn norm(&self, layer: usize, waiting: u64, weight: &Buffer, part: Part) -> Done {
+        let (ws, size) = (self.ws, (self.rows, self.config.hidden));
+        self.label(Some(layer), Component::Norm);
+        let (residual, normed) = (ws.residual.at(0), ws.normed.at(0));
+        ops::rmsnorm(self.device, residual, waiting, weight.at(0), self.config.rms_eps, size, normed, self.site(layer, part))
+    }
+
+    /// One layer's attention over the residual rows. `branch`: whether a branch of the layer before waits to be added. Leaves its output
+    /// as the branch.
+    pub fn attention(&self, layer: usize, w: &DeviceLayer, memory: &LayerMemory<'_>, branch: bool) -> Done {
+        self.norm(layer, if branch { self.ws.branch.at(0) } else { 0 }, &w.input_norm, Part::Input)?;
         match (&w.attention, memory) {
             (DeviceAttention::Kda(w), LayerMemory::Kda(states, number)) => {
-                label(Component::Kda);
-                self.kda(layer, w, states, *number)?;
+                self.label(Some(layer), Component::Kda);
+                self.kda(layer, w, states, *number)
             }
             (DeviceAttention::Mla(w), LayerMemory::Mla(cache)) => {
-                label(Component::Mla);
-                self.mla(layer, w, *cache)?;
+                self.label(Some(layer), Component::Mla);
+                self.mla(layer, w, *cache)
             }
-            _ => return Err(EngineError::Request(format!("layer {layer}: the session belongs to another model"))),
+            _ => Err(EngineError::Request(format!("layer {layer}: the session belongs to another model"))),
         }
-        label(Component::Norm);
-        ops::rmsnorm(self.device, norm.0, ws.branch.at(0), w.post_norm.at(0), eps, size, norm.1, self.site(layer, Part::PostNorm))?;
+    }
+
+    /// The layer's feed-forward part, after its attention. `ring` is the number of this layer's choices, when it has any. Leaves its
+    /// output as the branch.
+    pub fn feed_forward(&self, layer: usize, w: &DeviceLayer, ring: usize, limits: Limits) -> Done {
+        let ws = self.ws;
+        self.norm(layer, ws.branch.at(0), &w.post_norm, Part::PostNorm)?;
         match &w.mlp {
             DeviceMlp::Dense(m) => {
-                label(Component::Dense);
+                self.label(Some(layer), Component::Dense);
                 self.gated(layer, m, 0.0)
             }
             DeviceMlp::Moe(m) => {
                 self.routed(layer, (&m.router, m.bias.at(0)), &m.experts, ring, limits.expert)?;
-                label(Component::Shared);
+                self.label(Some(layer), Component::Shared);
                 self.gated(layer, &m.shared, limits.shared)?;
-                label(Component::Experts);
+                self.label(Some(layer), Component::Experts);
                 let (k, hidden) = (self.config.experts_per_token, self.config.hidden);
                 let weights = ws.weights.float(ring * super::PASS_ROWS * k);
                 ops::moe_combine(self.device, ws.routed.at(0), weights, ws.slot_of.at(0), (self.rows, k, hidden), ws.branch.at(0))
@@ -82,8 +89,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Copies the layer's output, whose branch waits to be added, to `to`.
-    pub fn layer_output(&self, layer: usize, to: u64) -> Done {
+    /// Copies the residual rows, with the branch that waits to be added, to `to`.
+    pub fn copy_rows(&self, layer: usize, to: u64) -> Done {
         self.label(Some(layer), Component::Draft);
         ops::layer_output(self.device, self.ws.residual.at(0), self.ws.branch.at(0), self.rows * self.config.hidden, to)
     }

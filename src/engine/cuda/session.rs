@@ -9,9 +9,10 @@ use super::workspace::Workspace;
 use crate::engine::clock::Clock;
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
-use crate::engine::target::Target;
+use crate::engine::target::{Inspected, Target};
 use crate::engine::{EngineError, ForwardTap, ModelConfig};
 use crate::trace::{Component, KernelEvent, Module};
+use std::borrow::Cow;
 use std::rc::Rc;
 
 /// A timeline on a device.
@@ -31,28 +32,46 @@ pub struct CudaSession<'m> {
     taps: Option<Taps>,
 }
 
-/// Layers whose outputs a drafter is made of, and their rows.
+/// A place in a pass whose residual rows somebody wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TapPoint {
+    /// After a layer's attention.
+    Attention(usize),
+    /// After a layer.
+    Layer(usize),
+}
+
+/// Rows that leave a pass at some points.
 #[derive(Debug)]
 struct Taps {
-    layers: Vec<usize>,
-    /// `[layers, PASS_ROWS, H]`
+    points: Vec<TapPoint>,
+    /// `[points, PASS_ROWS, H]`
     rows: Buffer,
-    /// Of the passes since the last [`Target::forward`] began, by layer.
+    /// Of the passes since the last [`Target::forward`] began, by point.
     host: Vec<Vec<f32>>,
 }
 
 impl Taps {
-    fn new(device: &Rc<Device>, layers: &[usize], hidden: usize) -> Result<Option<Self>, EngineError> {
-        if layers.is_empty() {
+    fn new(device: &Rc<Device>, points: &[TapPoint], hidden: usize) -> Result<Option<Self>, EngineError> {
+        if points.is_empty() {
             return Ok(None);
         }
-        let rows = device.room(layers.len() * PASS_ROWS * hidden * 4)?;
-        Ok(Some(Self { layers: layers.to_vec(), rows, host: vec![Vec::new(); layers.len()] }))
+        let rows = device.room(points.len() * PASS_ROWS * hidden * 4)?;
+        Ok(Some(Self { points: points.to_vec(), rows, host: vec![Vec::new(); points.len()] }))
     }
 
-    /// Where the output of a layer goes, if it is one of them.
-    fn place(&self, layer: usize, hidden: usize) -> Option<u64> {
-        Some(self.rows.float(self.layers.iter().position(|l| *l == layer)? * PASS_ROWS * hidden))
+    /// Where the rows of a point go, if it is one of them.
+    fn place(&self, point: TapPoint, hidden: usize) -> Option<u64> {
+        Some(self.rows.float(self.points.iter().position(|p| *p == point)? * PASS_ROWS * hidden))
+    }
+
+    fn tell(&self, tap: &mut dyn ForwardTap) {
+        for (point, rows) in self.points.iter().zip(&self.host) {
+            match *point {
+                TapPoint::Attention(layer) => tap.after_attention(Module::Target, layer, rows),
+                TapPoint::Layer(layer) => tap.after_layer(Module::Target, layer, rows),
+            }
+        }
     }
 
     fn fetch(&mut self, numbers: usize, hidden: usize) -> Result<(), EngineError> {
@@ -138,7 +157,7 @@ fn extend<T: Copy + Default>(
 }
 
 impl<'m> CudaSession<'m> {
-    /// A timeline without tokens that has room for `tokens`; the outputs of the layers `tapped` are told to the pass's tap.
+    /// A timeline without tokens that has room for `tokens`; the rows at the points `tapped` are told to the pass's tap.
     ///
     /// # Errors
     /// When device memory runs out.
@@ -147,7 +166,7 @@ impl<'m> CudaSession<'m> {
         config: &'m ModelConfig,
         weights: &Rc<DeviceWeights>,
         tokens: usize,
-        tapped: &[usize],
+        tapped: &[TapPoint],
     ) -> Result<Self, EngineError> {
         let kda = weights.layers.iter().filter(|l| matches!(l.attention, DeviceAttention::Kda(_))).count();
         let routed = weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe(_))).count();
@@ -164,6 +183,13 @@ impl<'m> CudaSession<'m> {
             out: HostRows::default(),
             taps: Taps::new(device, tapped, config.hidden)?,
         })
+    }
+
+    /// Which of the layers of its kind a layer is.
+    fn number_of_kind(&self, layer: usize) -> Option<(bool, usize)> {
+        let is_kda = |l: &super::weights::DeviceLayer| matches!(l.attention, DeviceAttention::Kda(_));
+        let kind = is_kda(self.weights.layers.get(layer)?);
+        Some((kind, self.weights.layers[..layer].iter().filter(|l| is_kda(l) == kind).count()))
     }
 
     /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits.
@@ -198,10 +224,15 @@ impl<'m> CudaSession<'m> {
                     LayerMemory::Mla(self.mla.layer(mla - 1))
                 }
             };
-            pass.layer(number, layer, &memory, number > 0, ring, limits)?;
+            let tapped = |point| self.taps.as_ref().and_then(|taps| taps.place(point, self.config.hidden));
+            pass.attention(number, layer, &memory, number > 0)?;
+            if let Some(to) = tapped(TapPoint::Attention(number)) {
+                pass.copy_rows(number, to)?;
+            }
+            pass.feed_forward(number, layer, ring, limits)?;
             ring += usize::from(matches!(layer.mlp, DeviceMlp::Moe(_)));
-            if let Some(to) = self.taps.as_ref().and_then(|taps| taps.place(number, self.config.hidden)) {
-                pass.layer_output(number, to)?;
+            if let Some(to) = tapped(TapPoint::Layer(number)) {
+                pass.copy_rows(number, to)?;
             }
         }
         pass.output(w.final_norm.at(0), &w.head, wanted)?;
@@ -282,9 +313,7 @@ impl Target for CudaSession<'_> {
         for (number, (ids, values)) in routed.iter().zip(self.out.ids.iter().zip(&self.out.weights)) {
             tap.routed(Module::Target, *number, ids, values);
         }
-        for (layer, rows) in self.taps.iter().flat_map(|taps| taps.layers.iter().zip(&taps.host)) {
-            tap.after_layer(Module::Target, *layer, rows);
-        }
+        self.taps.iter().for_each(|taps| taps.tell(tap));
         Ok(Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab, width: self.config.hidden })
     }
 
@@ -294,5 +323,22 @@ impl Target for CudaSession<'_> {
         self.ahead = 0;
         self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         Ok(())
+    }
+}
+
+impl Inspected for CudaSession<'_> {
+    fn kda_state(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError> {
+        let Some((true, number)) = self.number_of_kind(layer) else { return Ok(None) };
+        self.kda.read_state(number).map(|state| Some(state.into()))
+    }
+
+    fn conv_state(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError> {
+        let Some((true, number)) = self.number_of_kind(layer) else { return Ok(None) };
+        self.kda.read_history(number).map(|rows| Some(rows.into()))
+    }
+
+    fn mla_cache(&self, layer: usize) -> Result<Option<Cow<'_, [f32]>>, EngineError> {
+        let Some((false, number)) = self.number_of_kind(layer) else { return Ok(None) };
+        self.mla.read(number, self.committed).map(|rows| Some(rows.into()))
     }
 }

@@ -70,6 +70,26 @@ impl KdaStates {
         self.state.float(layer * self.state_stride())
     }
 
+    /// The committed state of KDA layer number `layer`, `[heads, K, V]` as the CPU engine has it; waits for the device.
+    pub fn read_state(&self, layer: usize) -> Result<Vec<f32>, EngineError> {
+        let (dim, mut state) = (self.shape.dim, vec![0.0; self.state_stride()]);
+        self.state.read(layer * self.state_stride() * 4, &mut state)?;
+        // The device keeps a value's keys together.
+        for head in state.chunks_exact_mut(dim * dim) {
+            for key in 0..dim {
+                (0..key).for_each(|value| head.swap(key * dim + value, value * dim + key));
+            }
+        }
+        Ok(state)
+    }
+
+    /// The last committed rows of the convolution's input, `[taps - 1, 3 P]`; waits for the device.
+    pub fn read_history(&self, layer: usize) -> Result<Vec<f32>, EngineError> {
+        let mut rows = vec![0.0; (self.shape.taps - 1) * 3 * self.width()];
+        self.raw.read(layer * self.raw_stride() * 4, &mut rows)?;
+        Ok(rows)
+    }
+
     /// Row `row` of the convolution's input, the history's first being 0.
     pub fn raw(&self, layer: usize, row: usize) -> u64 {
         self.raw.float(layer * self.raw_stride() + row * 3 * self.width())
@@ -128,6 +148,13 @@ impl MlaCaches {
     pub fn new(device: &Rc<Device>, config: &ModelConfig, layers: usize, tokens: usize) -> Result<Self, EngineError> {
         let width = config.kv_lora_rank + config.qk_rope_head_dim;
         Ok(Self { rows: device.room(layers * tokens * width * 4)?, layers, width, tokens })
+    }
+
+    /// The first `tokens` rows of MLA layer number `layer`, `[tokens, latent + rope]`; waits for the device.
+    pub fn read(&self, layer: usize, tokens: usize) -> Result<Vec<f32>, EngineError> {
+        let mut rows = vec![0.0; tokens * self.width];
+        self.rows.read(layer * self.tokens * self.width * 4, &mut rows)?;
+        Ok(rows)
     }
 
     /// The cache of MLA layer number `layer`.
