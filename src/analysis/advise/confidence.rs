@@ -54,7 +54,8 @@ impl Sums {
 /// Cost of a step in decode steps.
 fn ratio(row: &[f64], cost: &StepCost) -> f64 {
     let [steps, _, _, drafts, made, verify, verify_experts] = row else { return f64::NAN };
-    let spent = cost.verify(*verify, drafts + verify, *verify_experts, 0.0) + cost.decode * (steps - verify) + cost.per_draft * made;
+    let passes = cost.passes(*verify, drafts + verify, *verify_experts) + cost.decode * (steps - verify);
+    let spent = passes + cost.drafting(*steps, *made);
     spent / (cost.decode * steps)
 }
 
@@ -126,6 +127,7 @@ mod tests {
             per_expert: 1.0,
             per_row: 0.0,
             per_draft: 1.0,
+            per_block: 0.0,
             assumptions: vec![],
         };
         let options = Options { resamples: 50, seed: 1 };

@@ -50,7 +50,9 @@ pub fn advice(
     let decode_experts = (plan.k * windows.layers as usize) as f64;
     // Measured or modelled, never both.
     let per_step = experts as f64 / windows.steps.len() as f64;
-    let measured = || StepCost::measured(report, windows.drafts, per_step, decode_experts, wanted.draft_cost);
+    let measured = || {
+        StepCost::measured(report, (windows.drafts, input.manifest.drafter.external.is_some()), per_step, decode_experts, wanted.draft_cost)
+    };
     let measured = if wanted.model_only { Err("the model of bytes was asked for".to_owned()) } else { measured() };
     let measured_unused_because = measured.as_ref().err().cloned();
     let cost = measured.ok().or_else(|| StepCost::model(input.manifest, windows.layers, wanted.draft_cost));
@@ -221,7 +223,8 @@ fn budget(overall: &Overall, windows: &Windows<'_>, cost: Option<&StepCost>, tok
         let kept: u64 = union.histogram.iter().zip(0u64..).map(|(n, u)| n * u.min(experts)).sum();
         let union_mean = kept as f64 / count as f64;
         let (rows, drafts) = (windows.drafts as f64 + 1.0, windows.drafts as f64);
-        let step_ratio = cost.map(|c| c.verify(1.0, rows, union_mean * f64::from(windows.layers), drafts) / c.decode);
+        let spent = |c: &StepCost| c.passes(1.0, rows, union_mean * f64::from(windows.layers)) + c.drafting(1.0, drafts);
+        let step_ratio = cost.map(|c| spent(c) / c.decode);
         budgets.push(Budget {
             experts: experts as u32,
             mass: coverage[at],

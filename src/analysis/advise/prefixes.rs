@@ -101,7 +101,7 @@ pub struct Ideal {
 
 /// The points γ' = 0...γ of a row of [`DraftSums::row`] (or a sum of such rows).
 ///
-/// ratio(γ') = cost(steps, (γ' + 1) steps, experts(γ'), γ' steps) / (decode steps), and 1 for γ' = 0.
+/// ratio(γ') = (passes(steps, (γ' + 1) steps, experts(γ')) + drafting(steps, γ' steps)) / (decode steps), and 1 for γ' = 0.
 pub fn curve(row: &[f64], layers: u32, cost: Option<&StepCost>, ideal: Ideal) -> Vec<Point> {
     let lengths = row.len() / 2;
     let steps = row[0];
@@ -109,10 +109,12 @@ pub fn curve(row: &[f64], layers: u32, cost: Option<&StepCost>, ideal: Ideal) ->
     let point = |length: usize| {
         let tokens = if ideal.drafter { (length + 1) as f64 } else { row[1 + length] / steps };
         let experts = if ideal.overlap { anchor } else { row[1 + lengths + length] };
-        let drafts = if ideal.free_drafts { 0.0 } else { length as f64 * steps };
         let ratio = match cost {
             Some(_) if length == 0 => 1.0,
-            Some(cost) => cost.verify(steps, (length + 1) as f64 * steps, experts, drafts) / (cost.decode * steps),
+            Some(cost) => {
+                let drafting = if ideal.free_drafts { 0.0 } else { cost.drafting(steps, length as f64 * steps) };
+                (cost.passes(steps, (length + 1) as f64 * steps, experts) + drafting) / (cost.decode * steps)
+            }
             None => f64::NAN,
         };
         Point { tokens, union: experts / steps / f64::from(layers), ratio, speedup: tokens / ratio }
@@ -139,7 +141,7 @@ mod tests {
 
     fn cost(fixed: f64, per_expert: f64, per_draft: f64, k: f64) -> StepCost {
         let decode = fixed + per_expert * k;
-        StepCost { source: CostSource::Model, decode, fixed, per_expert, per_row: 0.0, per_draft, assumptions: Vec::new() }
+        StepCost { source: CostSource::Model, decode, fixed, per_expert, per_row: 0.0, per_draft, per_block: 0.0, assumptions: Vec::new() }
     }
 
     #[test]
@@ -160,6 +162,11 @@ mod tests {
         assert_eq!(at(Ideal { overlap: true, ..Ideal::default() }).ratio, 10.0 / 8.0);
         assert_eq!(at(Ideal { free_drafts: true, ..Ideal::default() }).ratio, 11.0 / 8.0);
         assert_eq!(best(&curve(&row, 2, None, Ideal::default())), None);
+        // Drafts made as one block for 3: one draft costs as many bytes of drafting as three.
+        let block = StepCost { per_draft: 0.0, per_block: 3.0, ..cost };
+        let points = curve(&row, 2, Some(&block), Ideal::default());
+        assert_eq!((points[0].ratio, points[1].ratio, points[2].ratio), (1.0, 12.0 / 8.0, 14.0 / 8.0));
+        assert_eq!(curve(&row, 2, Some(&block), Ideal { free_drafts: true, ..Ideal::default() })[2].ratio, 11.0 / 8.0);
     }
 
     #[test]

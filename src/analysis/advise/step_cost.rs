@@ -1,8 +1,9 @@
 //! What a step costs by its rows, experts and drafts.
 //!
-//! cost(W, X, d) = fixed + per_expert X + per_row W + per_draft d
+//! cost(W, X, d) = fixed + per_expert X + per_row W + per_block + per_draft d
 //!
-//! with W rows, X distinct experts summed over the layers and d drafts made. The unit is bytes or nanoseconds and drops out of every
+//! with W rows, X distinct experts summed over the layers and d drafts made. Drafters that make one draft after the other have no
+//! per_block; those that make a block of drafts in one pass, whatever the window's length, have no per_draft. The unit is bytes or nanoseconds and drops out of every
 //! ratio. A step without drafts is a decode step and costs what a decode step costs.
 
 use crate::metric::advice::CostSource;
@@ -28,6 +29,8 @@ pub struct StepCost {
     pub per_row: f64,
     /// One draft.
     pub per_draft: f64,
+    /// All drafts of a step together, when their number changes nothing.
+    pub per_block: f64,
     /// What it takes for granted, in sentences.
     pub assumptions: Vec<String>,
 }
@@ -59,7 +62,7 @@ impl StepCost {
             }
             (None, None) => return None,
         };
-        Some(Self { source: CostSource::Model, decode, fixed: other, per_expert, per_row: 0.0, per_draft, assumptions })
+        Some(Self { source: CostSource::Model, decode, fixed: other, per_expert, per_row: 0.0, per_draft, per_block: 0.0, assumptions })
     }
 
     /// Keys of the manifest that the model of bytes needs and that are unknown; a draft's is not needed with `draft_cost`.
@@ -74,7 +77,7 @@ impl StepCost {
     }
 
     /// The measured times of a report whose verify steps have `drafts` drafts and touch `experts` distinct experts on average, summed
-    /// over the layers, where a decode step touches `decode_experts`.
+    /// over the layers, where a decode step touches `decode_experts`. `block`: the drafter makes a block of drafts in one pass.
     ///
     /// # Errors
     /// Why measured times give no costs, as half a sentence: a verify ratio or the cost of an expert is unknown, or fewer than ten decode
@@ -82,13 +85,19 @@ impl StepCost {
     ///
     /// With D and V the mean times of whole decode and verify steps, D' and V' of their passes and b the time of an expert:
     ///
-    /// * per_draft = ((V - D) - (V' - D')) / γ: drafting, sampling and commit
+    /// * per_draft = ((V - D) - (V' - D')) / γ: drafting, sampling and commit; of a block, per_block = the whole of it
     /// * per_row = (V' - D' - b (experts - decode_experts)) / γ: what is left of the pass
     /// * fixed = D - b decode_experts - per_row
     ///
     /// so that a decode step costs D and the mean verify step V. D = 100, V = 190, D' = 80, V' = 140, b = 2, 20 experts of 8 in three
     /// drafts: per_draft = 10, per_row = (60 - 24) / 3 = 12, fixed = 72.
-    pub fn measured(report: &Report, drafts: usize, experts: f64, decode_experts: f64, draft_cost: Option<f64>) -> Result<Self, String> {
+    pub fn measured(
+        report: &Report,
+        (drafts, block): (usize, bool),
+        experts: f64,
+        decode_experts: f64,
+        draft_cost: Option<f64>,
+    ) -> Result<Self, String> {
         let cost = report.cost.as_ref().ok_or("the trace has no times of steps")?;
         let clock = cost.source.ok_or("the trace has no times of steps")?;
         let decodes = cost.compared_decode_steps();
@@ -116,23 +125,33 @@ impl StepCost {
         }
         let drafts = drafts as f64;
         let per_row = (pass - per_expert * (experts - decode_experts)) / drafts;
-        let per_draft = draft_cost.map_or((step - pass) / drafts, |share| share * decode);
+        let (per_draft, per_block) = match draft_cost {
+            Some(share) => (share * decode, 0.0),
+            None if block => (0.0, step - pass),
+            None => ((step - pass) / drafts, 0.0),
+        };
         let us = |us: f64| Unit::Microseconds.show(us);
         let mut assumptions = vec![format!(
             "measured, {source}: {} a decode step, {} a verify step; {} of a pass for each distinct expert (least squares), the rest of it in \
-             proportion to the further rows, drafting and commit to the drafts",
+             proportion to the further rows, drafting and commit {}",
             us(decode),
             us(decode + step),
-            us(per_expert)
+            us(per_expert),
+            if per_block == 0.0 { "to the drafts" } else { "the same for any number of drafts, which are made as one block" }
         )];
         assumptions.extend(draft_cost.map(|share| format!("a draft costs {share} decode steps, as given")));
         let fixed = decode - per_expert * decode_experts - per_row;
-        Ok(Self { source: CostSource::Measured, decode, fixed, per_expert, per_row, per_draft, assumptions })
+        Ok(Self { source: CostSource::Measured, decode, fixed, per_expert, per_row, per_draft, per_block, assumptions })
     }
 
-    /// Cost of steps: their number, and sums over them of rows, experts and drafts made.
-    pub fn verify(&self, steps: f64, rows: f64, experts: f64, drafts: f64) -> f64 {
-        self.fixed * steps + self.per_row * rows + self.per_expert * experts + self.per_draft * drafts
+    /// Cost of verify passes without drafting: their number, and sums over them of rows and experts.
+    pub fn passes(&self, steps: f64, rows: f64, experts: f64) -> f64 {
+        self.fixed * steps + self.per_row * rows + self.per_expert * experts
+    }
+
+    /// Cost of drafting in so many steps, of so many drafts in all.
+    pub fn drafting(&self, steps: f64, drafts: f64) -> f64 {
+        self.per_block * steps + self.per_draft * drafts
     }
 }
 
@@ -154,7 +173,7 @@ mod tests {
         let cost = StepCost::model(&known(), 2, None).unwrap();
         assert_eq!((cost.source, cost.decode / 12_288.0), (CostSource::Model, 8.0));
         // A verify step of 3 rows with unions of 4 and 5 and 2 drafts: 4 + 9 + 2 = 15.
-        assert_eq!(cost.verify(1.0, 3.0, 9.0, 2.0) / 12_288.0, 15.0);
+        assert_eq!((cost.passes(1.0, 3.0, 9.0) + cost.drafting(1.0, 2.0)) / 12_288.0, 15.0);
         // Half a decode step a draft.
         assert_eq!(StepCost::model(&known(), 2, Some(0.5)).unwrap().per_draft / 12_288.0, 4.0);
         assert!(cost.assumptions[0].starts_with("model, not measured"));
@@ -165,28 +184,34 @@ mod tests {
         let mut trace = crate::analysis::tests::memory::Memory::new(&[1, 2], 64, 4);
         trace.verify(0, 1, &[vec![vec![0, 1, 2, 3]; 4], vec![vec![0, 1, 2, 3]; 4]]);
         let mut report = trace.report();
-        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), Err("the trace has no times of steps".into()));
+        assert_eq!(StepCost::measured(&report, (3, false), 20.0, 8.0, None), Err("the trace has no times of steps".into()));
         let cost = report.cost.as_mut().unwrap();
         (cost.source, cost.decode_us, cost.decode_step_us) = (Some(TimeSource::Cpu), Some(80.0), Some(100.0));
         (cost.verify_ratio, cost.step_ratio) = (Some(1.75), Some(1.9));
         cost.contexts = vec![crate::metric::cost::ContextBucket { from: 0, to: 63, verify_steps: 1, decode_steps: 10 }];
         let fit = |us_per_expert| Some(crate::metric::cost::ExpertCost { us_per_expert, ..Default::default() });
         report.overall.as_mut().unwrap().cost = fit(None);
-        assert_eq!(StepCost::measured(&report, 3, 20.0, 8.0, None), Err("the time per distinct expert is unknown".into()));
+        assert_eq!(StepCost::measured(&report, (3, false), 20.0, 8.0, None), Err("the time per distinct expert is unknown".into()));
         report.overall.as_mut().unwrap().cost = fit(Some(-0.2));
-        assert!(StepCost::measured(&report, 3, 20.0, 8.0, None).unwrap_err().contains("not above 0"));
+        assert!(StepCost::measured(&report, (3, false), 20.0, 8.0, None).unwrap_err().contains("not above 0"));
         report.cost.as_mut().unwrap().contexts[0].decode_steps = 9;
-        assert!(StepCost::measured(&report, 3, 20.0, 8.0, None).unwrap_err().starts_with("9 decode steps"));
+        assert!(StepCost::measured(&report, (3, false), 20.0, 8.0, None).unwrap_err().starts_with("9 decode steps"));
         report.cost.as_mut().unwrap().contexts[0].decode_steps = 10;
         report.overall.as_mut().unwrap().cost = fit(Some(2.0));
-        let cost = StepCost::measured(&report, 3, 20.0, 8.0, None).unwrap();
+        let cost = StepCost::measured(&report, (3, false), 20.0, 8.0, None).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
         near(cost.per_draft, 10.0);
         near(cost.per_row, 12.0);
         near(cost.fixed, 72.0);
-        near(cost.verify(1.0, 4.0, 20.0, 3.0), 190.0);
-        near(cost.verify(1.0, 1.0, 8.0, 0.0), 100.0);
-        near(StepCost::measured(&report, 3, 20.0, 8.0, Some(0.3)).unwrap().per_draft, 30.0);
+        near(cost.passes(1.0, 4.0, 20.0) + cost.drafting(1.0, 3.0), 190.0);
+        near(cost.passes(1.0, 1.0, 8.0), 100.0);
+        near(StepCost::measured(&report, (3, false), 20.0, 8.0, Some(0.3)).unwrap().per_draft, 30.0);
+        // A block costs its 30 however many drafts are verified.
+        let block = StepCost::measured(&report, (3, true), 20.0, 8.0, None).unwrap();
+        near(block.drafting(1.0, 1.0), 30.0);
+        near(block.passes(1.0, 4.0, 20.0) + block.drafting(1.0, 3.0), 190.0);
+        assert!(block.assumptions[0].contains("one block") && cost.assumptions[0].ends_with("to the drafts"));
+        near(StepCost::measured(&report, (3, true), 20.0, 8.0, Some(0.3)).unwrap().drafting(1.0, 2.0), 60.0);
     }
 
     #[test]
