@@ -38,9 +38,11 @@ mod unit;
 mod warnings;
 mod window;
 
+use crate::metric::costs::CostTable;
 use crate::metric::report::Report;
 use crate::trace::manifest::{Manifest, WindowCompleteness};
 use crate::trace::{RequestEvent, TraceError};
+pub use advise::{fits as costs_fit, slopes as cost_slopes};
 pub use cost::{Baseline, KernelSource, StepTime, Timed};
 pub use groups::GroupBy;
 pub use parallel::Parallel;
@@ -146,6 +148,8 @@ pub struct Wanted {
     pub parallel: Option<Parallel>,
     /// Cost of one draft in decode steps, where the trace does not tell it.
     pub draft_cost: Option<f64>,
+    /// A table whose costs of passes and drafts are used instead of the trace's own times.
+    pub costs: Option<CostTable>,
     /// Step costs by the model of bytes even where times were measured: for comparisons in which not all have measured times.
     pub model_only: bool,
 }

@@ -1,5 +1,6 @@
 //! `specprof advise`.
 
+use super::calibrate::cost_table;
 use super::exit::Failure;
 use super::report::analysis_failure;
 use super::ui::{Output, Ui};
@@ -13,6 +14,7 @@ Examples:
   specprof advise traces/run1
   specprof advise traces/run1 --json -o advice.json
   specprof advise traces/run1 --draft-cost 0.05
+  specprof advise traces/run1 --costs costs.json
 
 Record with the longest draft length of interest: shorter ones are judged by the first drafts of its
 windows. Draft probabilities (mtp) add the sweep over confidence thresholds, gate weights
@@ -35,6 +37,9 @@ pub struct Args {
     /// Cost of one draft in decode steps, where the trace does not tell it (a foreign drafter)
     #[arg(long, value_name = "SHARE", value_parser = share)]
     draft_cost: Option<f64>,
+    /// Costs of passes and drafts from a table of `calibrate --json`, instead of the trace's own times
+    #[arg(long, value_name = "TABLE", conflicts_with = "baseline")]
+    costs: Option<PathBuf>,
     /// Show every request and tag instead of the slowest few
     #[arg(long)]
     all: bool,
@@ -56,7 +61,11 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
     let trace = Trace::open(&args.trace)?;
     let baseline = args.baseline.as_deref().map(Trace::open).transpose()?;
-    let wanted = Wanted { draft_cost: args.draft_cost, ..Wanted::default() };
+    let costs = args.costs.as_deref().map(cost_table).transpose()?;
+    if let (Some(table), Some(path)) = (&costs, &args.costs) {
+        analysis::costs_fit(table, &trace.manifest().model).map_err(|why| Failure::Input(format!("{}: {why}", path.display())))?;
+    }
+    let wanted = Wanted { draft_cost: args.draft_cost, costs, ..Wanted::default() };
     let report = analysis::analyze_wanted(&trace, baseline.as_ref(), &Options::default(), &wanted).map_err(|e| {
         analysis_failure(args.baseline.as_deref().filter(|_| matches!(e, AnalysisError::Baseline { .. })).unwrap_or(&args.trace), e)
     })?;

@@ -1,8 +1,10 @@
 //! `specprof export`.
 
+use super::calibrate::cost_table;
 use super::exit::Failure;
 use super::ui::{Output, Ui};
 use crate::export::{ExportError, jsonl, perfetto};
+use crate::report::costs;
 use crate::trace::Trace;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -14,14 +16,16 @@ const LARGE: u64 = 100_000_000;
 ///
 /// perfetto: a timeline in Chrome's trace format, to be opened at ui.perfetto.dev or in chrome://tracing, with steps,
 /// rows, layers, unions and telemetry on tracks of their own. jsonl: every row of the trace as lines of JSON, which
-/// `specprof import jsonl` reads back; docs/jsonl.md describes them.
+/// `specprof import jsonl` reads back; docs/jsonl.md describes them. sps: step rates by rows and distinct experts, of a table
+/// that `specprof calibrate --json` wrote.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "Examples:
   specprof export traces/run1 --format perfetto -o run1.json
   specprof export traces/run1 --format perfetto --steps 0..=499 -o begin.json
-  specprof export traces/run1 --format jsonl | head -2")]
+  specprof export traces/run1 --format jsonl | head -2
+  specprof export costs.json --format sps -o sps.json")]
 pub struct Args {
-    /// The trace, a directory
+    /// The trace, a directory; with sps a cost table
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// What to write
@@ -42,12 +46,17 @@ enum Format {
     Perfetto,
     /// Lines of JSON, see docs/jsonl.md
     Jsonl,
+    /// Step rates by rows and distinct experts
+    Sps,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    if args.format == Format::Jsonl && args.steps.is_some() {
-        return Err(Failure::Input("--steps goes with --format perfetto; lines of JSON are always of the whole trace".into()));
+    if args.format != Format::Perfetto && args.steps.is_some() {
+        return Err(Failure::Input("--steps goes with --format perfetto; the others are always of the whole".into()));
+    }
+    if args.format == Format::Sps {
+        return step_rates(args, ui);
     }
     let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
     let trace = Trace::open(&args.trace)?;
@@ -61,6 +70,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let written = output.stream(ui, |out| {
         match args.format {
             Format::Jsonl => jsonl::write(&trace, out)?,
+            Format::Sps => {}
             Format::Perfetto => note = Some(perfetto::write(&trace, args.steps.as_ref().unwrap_or(&(0..=u32::MAX)), out)?),
         }
         Ok(())
@@ -74,6 +84,17 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// `--format sps`.
+fn step_rates(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    if args.trace.is_dir() {
+        let text = "is a directory; step rates are made of a table that `specprof calibrate --json -o FILE` wrote";
+        return Err(Failure::Input(format!("{}: {text}", args.trace.display())));
+    }
+    let output = Output::open(args.output.as_deref())?;
+    let rates = costs::rates(&cost_table(&args.trace)?);
+    output.finish(ui, &rates.map_err(|e| Failure::Environment(format!("cannot write step rates as JSON: {e}")))?)
 }
 
 impl From<ExportError> for Failure {

@@ -1,6 +1,7 @@
 //! The command line: arguments to plain options, options to calls, results to streams and exit codes.
 
 mod advise;
+mod calibrate;
 mod demo;
 mod diff;
 mod doctor;
@@ -70,6 +71,7 @@ enum Command {
     Report(report::Args),
     Advise(advise::Args),
     Sweep(sweep::Args),
+    Calibrate(calibrate::Args),
     Export(export::Args),
     Diff(diff::Args),
     Generate(generate::Args),
@@ -108,6 +110,7 @@ pub fn main() -> ExitCode {
         Command::Report(args) => report::run(&args, &mut ui),
         Command::Advise(args) => advise::run(&args, &mut ui),
         Command::Sweep(args) => sweep::run(&args, &mut ui),
+        Command::Calibrate(args) => calibrate::run(&args, &mut ui),
         Command::Export(args) => export::run(&args, &mut ui),
         Command::Diff(args) => diff::run(&args, &mut ui),
         Command::Generate(args) => generate::run(&args, &mut ui),

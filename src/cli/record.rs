@@ -74,7 +74,7 @@ pub struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Backend {
+pub(super) enum Backend {
     /// The best that this machine and build have
     Auto,
     /// The CPU engine

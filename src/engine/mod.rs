@@ -45,6 +45,7 @@ pub mod shape;
 pub mod shards;
 mod simd;
 pub mod speculate;
+pub mod steering;
 pub mod tap;
 pub mod target;
 pub mod tensors;

@@ -101,6 +101,15 @@ pub(super) fn moe<'s>(
         let at = row * k..(row + 1) * k;
         routing.choose(&mut logits[row * experts..][..experts], &w.bias, biased, &mut ids[at.clone()], &mut weights[at]);
     }
+    if laps.steer(ids) {
+        if ids.iter().any(|id| usize::from(*id) >= experts) {
+            return Err(Damage("a choice beyond the experts"));
+        }
+        for row in 0..rows {
+            let at = row * k..(row + 1) * k;
+            routing.weigh(&logits[row * experts..][..experts], &ids[at.clone()], &mut weights[at]);
+        }
+    }
 
     // Count, then place: rows in order within each expert.
     let starts = fit(&mut s.starts, experts + 1);

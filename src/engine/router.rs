@@ -59,6 +59,11 @@ impl Routing {
                 ids[place] = e as u16;
             }
         }
+        self.weigh(scores, ids, weights);
+    }
+
+    /// The weights of a row's experts `ids`, by the sigmoids that [`Routing::choose`] left in `scores`.
+    pub fn weigh(&self, scores: &[f32], ids: &[u16], weights: &mut [f32]) {
         let sum: f32 = if self.normalise { ids.iter().map(|id| scores[usize::from(*id)]).sum::<f32>() + 1e-20 } else { 1.0 };
         for (w, id) in weights.iter_mut().zip(ids.iter()) {
             *w = scores[usize::from(*id)] / sum * self.scaling;

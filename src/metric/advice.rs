@@ -13,6 +13,8 @@ pub enum CostSource {
     Model,
     /// Times of the recorded steps.
     Measured,
+    /// Times of passes that `calibrate` made.
+    Calibrated,
 }
 
 /// The best draft length, what others cost and bring, and what would help.

@@ -4,6 +4,7 @@ pub mod advice;
 pub mod batch;
 pub mod bytes;
 pub mod cost;
+pub mod costs;
 pub mod groups;
 pub mod parallel;
 pub mod registry;

@@ -6,6 +6,7 @@
 mod backend;
 mod bandwidth;
 mod builtin;
+pub mod calibrate;
 mod error;
 mod facts;
 pub mod machine;

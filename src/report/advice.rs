@@ -113,6 +113,7 @@ impl View<'_> {
         };
         let source = match (a.cost_source, &a.measured_unused_because) {
             (Some(CostSource::Measured), _) => "by measured step times".to_owned(),
+            (Some(CostSource::Calibrated), _) => "by a calibrated table of costs".to_owned(),
             (_, Some(why)) => format!("by the model of bytes, not by measured times ({})", plain(why)),
             (_, None) => "by the model of bytes, not by measured times".to_owned(),
         };

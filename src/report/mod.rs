@@ -3,6 +3,7 @@
 pub mod advice;
 mod bars;
 mod cost;
+pub mod costs;
 pub mod html;
 pub mod json;
 mod lookup;

@@ -22,6 +22,7 @@ fn source(cell: &SweepCell) -> &'static str {
     match cell.recorded.cost_source {
         Some(CostSource::Measured) => "measured step times",
         Some(CostSource::Model) => "the model of bytes",
+        Some(CostSource::Calibrated) => "a calibrated table",
         None => "definition",
     }
 }

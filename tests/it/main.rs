@@ -2,6 +2,7 @@
 
 mod advise;
 mod browser;
+mod calibrate;
 mod checkpoint;
 mod cuda;
 mod dependencies;

@@ -1,5 +1,6 @@
 //! The best draft length, and what would help: everything out of one recording.
 
+mod calibrated;
 mod confidence;
 mod prefixes;
 mod step_cost;
@@ -13,6 +14,7 @@ use crate::metric::Interval;
 use crate::metric::advice::{Advice, Best, Budget, DraftLength, GroupAdvice, WhatIf};
 use crate::metric::report::{Overall, Report};
 use crate::trace::manifest::WindowCompleteness;
+pub use calibrated::{fits, slopes};
 use prefixes::{DraftSums, Ideal, Point, Windows, best, curve};
 use std::collections::BTreeMap;
 use step_cost::StepCost;
@@ -53,7 +55,11 @@ pub fn advice(
     let measured = || {
         StepCost::measured(report, (windows.drafts, input.manifest.drafter.external.is_some()), per_step, decode_experts, wanted.draft_cost)
     };
-    let measured = if wanted.model_only { Err("the model of bytes was asked for".to_owned()) } else { measured() };
+    let measured = match &wanted.costs {
+        _ if wanted.model_only => Err("the model of bytes was asked for".to_owned()),
+        Some(table) => StepCost::calibrated(table, input.manifest, wanted.draft_cost),
+        None => measured(),
+    };
     let measured_unused_because = measured.as_ref().err().cloned();
     let cost = measured.ok().or_else(|| StepCost::model(input.manifest, windows.layers, wanted.draft_cost));
     let unknown_because = measured_unused_because.as_ref().filter(|_| cost.is_none()).map(|why| {

@@ -6,7 +6,7 @@
 mod bytes;
 mod collect;
 mod ratios;
-mod regression;
+pub(in crate::analysis) mod regression;
 #[cfg(test)]
 mod tests;
 

@@ -133,6 +133,26 @@ fn solve(s: &Centred) -> Result<Slopes, Unknown> {
     Ok(Slopes { b: (s.ut * s.ww - s.wt * s.uw) / determinant, c: Some((s.wt * s.uu - s.ut * s.uw) / determinant) })
 }
 
+/// The plane T = a + b U + c W through points of U, W and T, in their own units; c is 0 where W does not vary.
+///
+/// # Errors
+/// Why there is no such plane, as half a sentence.
+pub(in crate::analysis) fn plane(points: impl Iterator<Item = [f64; 3]>) -> Result<Plane, &'static str> {
+    let mut moments = Moments::default();
+    points.for_each(|[u, w, t]| moments.add(u, w, t));
+    let centred = Centred::of(&moments);
+    let slopes = solve(&centred).map_err(Unknown::reason)?;
+    Ok(Plane { b: slopes.b, c: slopes.c.unwrap_or(0.0), r2: r2(&centred, slopes) })
+}
+
+/// Slopes of a plane, and the share of the variance that it explains.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::analysis) struct Plane {
+    pub b: f64,
+    pub c: f64,
+    pub r2: Option<f64>,
+}
+
 /// 1 - what is left of the variance; `None` without variance.
 fn r2(s: &Centred, slopes: Slopes) -> Option<f64> {
     let left = s.tt - slopes.b * s.ut - slopes.c.unwrap_or(0.0) * s.wt;

@@ -1,0 +1,120 @@
+//! `specprof calibrate`: what a pass costs on this machine, by its rows and its union.
+
+use super::exit::Failure;
+use super::interrupt;
+use super::record::Backend;
+use super::ui::{Output, Ui};
+use crate::analysis;
+use crate::engine::Checkpoint;
+use crate::metric::costs::CostTable;
+use crate::record::calibrate::{Grid, calibrate};
+use crate::record::why_no_cuda;
+use crate::report::TextOptions;
+use crate::report::costs::{self, Slopes};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Most rows of a window.
+const MAX_ROWS: u16 = 16;
+/// Largest file that is read as a cost table.
+const MAX_TABLE_BYTES: u64 = 64 << 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  specprof calibrate --model demo
+  specprof calibrate --model ./Ling-3.0-tiny --rows 1,2,4,8 --context 2048 --json -o costs.json
+  specprof advise traces/run1 --costs costs.json
+  specprof export costs.json --format sps -o sps.json
+
+Run it on an idle machine. A cell's union holds in every routed layer; its experts are drawn at
+random for every pass and not chosen by the router, so that every union of the grid occurs.";
+
+/// Measure step and component time by rows and union on this machine
+///
+/// Runs passes of some rows whose rows together wake some number of distinct experts in every layer, and says how long they take, whole
+/// and by component, as medians with 95 % intervals. `advise --costs` judges draft lengths by such a table, also of traces that have no
+/// times of their own; `export --format sps` writes it as step rates. On the CPU engine times are wall times.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Checkpoint directory, or `demo` for the built-in model
+    #[arg(long, value_name = "DIR|demo")]
+    model: PathBuf,
+    /// What runs the model
+    #[arg(long, value_enum, value_name = "BACKEND", default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Rows of passes; a decode pass (1 row) is always measured
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
+    rows: Vec<u16>,
+    /// Distinct experts a layer; those that no pass of so many rows can have are left out [default: five from the least to the
+    /// most]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    unions: Vec<u16>,
+    /// Tokens in the caches before each pass
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    context: u32,
+    /// Passes of each cell
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    repeats: u32,
+    /// Seed of tokens, experts and order
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// JSON instead of text
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    /// Write to a file instead of stdout (`-`)
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
+    output: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    if args.backend == Backend::Cuda {
+        let why = why_no_cuda().unwrap_or_else(|| "the device's choice of experts cannot be steered yet".to_owned());
+        return Err(Failure::Environment(format!("--backend cuda: {why}; use --backend cpu")));
+    }
+    let output = Output::open(args.output.as_deref())?;
+    let checkpoint = Checkpoint::resolve(&args.model)?;
+    let most = checkpoint.config.max_position.saturating_sub(usize::from(MAX_ROWS));
+    if args.context as usize > most {
+        return Err(Failure::Input(format!("--context {}: the model has room for {most} tokens before a window", args.context)));
+    }
+    let grid =
+        Grid { rows: args.rows.clone(), unions: args.unions.clone(), context_len: args.context, repeats: args.repeats, seed: args.seed };
+    let (stop, bar) = (interrupt::stop_flag(), ui.progress(1, "passes"));
+    let measured = calibrate(&checkpoint, &grid, &stop, &mut |done, of| {
+        bar.set_length(of);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let Some(table) = measured? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
+    let rendered = if args.json {
+        costs::table_json(&table).map_err(|e| Failure::Environment(format!("cannot write the table as JSON: {e}")))?
+    } else {
+        let slopes = analysis::cost_slopes(&table).map(|(per_expert, per_row, r2)| Slopes { per_expert, per_row, r2 });
+        let terminal = matches!(output, Output::Stdout);
+        let width = if terminal { ui.width() } else { 100 };
+        let options = TextOptions { width, color: terminal && ui.color(), unicode: ui.unicode(), per_layer: false, explain: false };
+        costs::text(&table, slopes.as_ref().map_err(|why| *why), &options)
+    };
+    output.finish(ui, &rendered)
+}
+
+/// Reads a cost table.
+///
+/// # Errors
+/// [`Failure::Input`] when there is no such file, [`Failure::Corrupt`] when it is no table.
+pub(super) fn cost_table(path: &Path) -> Result<CostTable, Failure> {
+    let named = |text: String| format!("{}: {text}", path.display());
+    let unreadable = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::InvalidData => Failure::Corrupt(named("is no text, which a cost table is".into())),
+        _ => Failure::Input(named(format!("cannot read: {e}"))),
+    };
+    let mut text = String::new();
+    File::open(path).and_then(|file| file.take(MAX_TABLE_BYTES + 1).read_to_string(&mut text)).map_err(unreadable)?;
+    if text.len() as u64 > MAX_TABLE_BYTES {
+        return Err(Failure::Corrupt(named(format!("is larger than {MAX_TABLE_BYTES} bytes, which no cost table is"))));
+    }
+    CostTable::parse(&text).map_err(|why| Failure::Corrupt(named(why)))
+}

@@ -1,0 +1,278 @@
+//! Times of passes by rows and union: the experts of each pass are drawn for it instead of chosen by the router.
+
+use super::RecordError;
+use super::facts::model_shape;
+use super::machine;
+use crate::engine::clock::Clock;
+use crate::engine::steering::ExactUnion;
+use crate::engine::{Checkpoint, EngineError, ForwardTap, LogitRows, Mtp, NoTap, Session};
+use crate::metric::costs::{Cell, CostTable, MeasuredModel, SCHEMA, Timed};
+use crate::trace::{Component, Module};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Rows of a pass of the context.
+const CHUNK: usize = 32;
+/// Unions of each number of rows when none are asked for.
+const UNIONS: usize = 5;
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grid {
+    /// Rows of passes, 1 among them.
+    pub rows: Vec<u16>,
+    /// Unions; empty takes five from the least to the most that each number of rows can have.
+    pub unions: Vec<u16>,
+    /// Tokens in the caches.
+    pub context_len: u32,
+    /// Passes of each cell, after one that is not counted.
+    pub repeats: u32,
+    /// Seed of tokens, experts and order.
+    pub seed: u64,
+}
+
+impl Grid {
+    /// Pairs of rows and union for `experts` experts, `k` a row, ascending; those that no window can have are left out, a decode pass
+    /// is always among them.
+    pub fn cells(&self, experts: u16, k: u16) -> Vec<(u16, u16)> {
+        let mut cells = vec![(1, k)];
+        for &rows in &self.rows {
+            let most = (u32::from(rows) * u32::from(k)).min(u32::from(experts)) as u16;
+            let even = |at: usize| k + ((usize::from(most - k) * at + (UNIONS - 1) / 2) / (UNIONS - 1)) as u16;
+            let wanted: Vec<u16> = if self.unions.is_empty() { (0..UNIONS).map(even).collect() } else { self.unions.clone() };
+            cells.extend(wanted.into_iter().filter(|union| (k..=most).contains(union)).map(|union| (rows, union)));
+        }
+        cells.sort_unstable();
+        cells.dedup();
+        cells
+    }
+}
+
+/// Chooses a pass's experts and adds up its operations.
+struct Meter {
+    clock: Clock,
+    draws: ExactUnion,
+    union: usize,
+    ns: BTreeMap<&'static str, i64>,
+}
+
+impl ForwardTap for Meter {
+    fn clock(&self) -> Option<Clock> {
+        Some(self.clock)
+    }
+
+    fn operation(&mut self, _: Module, _: Option<usize>, component: Component, begin_ns: i64, end_ns: i64) {
+        *self.ns.entry(component.as_str()).or_default() += end_ns - begin_ns;
+    }
+
+    fn steer(&mut self, _: Module, _: usize, ids: &mut [u16]) -> bool {
+        self.draws.draw(self.union, ids);
+        true
+    }
+}
+
+/// Measures a model on the CPU engine. `None` when it was interrupted. `done` is told of every pass, out of so many.
+///
+/// The passes of all cells take turns in an order drawn anew each round, so that a machine that slows down slows all of them. Every
+/// pass starts from the same timeline and is rolled back.
+///
+/// # Errors
+/// When the model has no routed layer, or a pass fails.
+pub fn calibrate(
+    checkpoint: &Checkpoint,
+    grid: &Grid,
+    interrupted: &AtomicBool,
+    done: &mut dyn FnMut(u64, u64),
+) -> Result<Option<CostTable>, RecordError> {
+    let shape = model_shape(checkpoint);
+    if shape.moe_layers.is_empty() {
+        return Err(EngineError::Request(format!("{}: has no routed layers whose cost could be measured", checkpoint.name)).into());
+    }
+    let (config, weights) = (&checkpoint.config, &checkpoint.weights);
+    let cells = grid.cells(shape.experts, shape.experts_per_token);
+    let mut rng = ChaCha8Rng::seed_from_u64(grid.seed);
+    let mut token = || (u64::from(rng.next_u32()) * config.vocab as u64 >> 32) as u32;
+    let most = cells.last().map_or(1, |c| usize::from(c.0));
+    let context: Vec<u32> = (0..grid.context_len).map(|_| token()).collect();
+    let window: Vec<u32> = (0..most).map(|_| token()).collect();
+
+    let (mut session, mut mtp) = (Session::new(config, weights), Mtp::new(config, weights));
+    let mut last = vec![0.0; config.hidden];
+    for (at, part) in context.chunks(CHUNK).enumerate() {
+        if interrupted.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let forward = session.forward(part, LogitRows::None, &mut NoTap)?;
+        if let Some(mtp) = &mut mtp {
+            // The token after each row; the last row's is the window's first.
+            let end = at * CHUNK + part.len();
+            let next: Vec<u32> = context[at * CHUNK + 1..end].iter().chain(context.get(end).or(window.first())).copied().collect();
+            mtp.extend(&next, forward.hidden, LogitRows::None, &mut NoTap)?;
+        }
+        last.copy_from_slice(forward.hidden_row(part.len() - 1));
+        session.commit(part.len());
+    }
+
+    let draws = ExactUnion::new(shape.experts, config.experts_per_token, grid.seed);
+    let mut meter = Meter { clock: Clock::start(), draws, union: 0, ns: BTreeMap::new() };
+    let mut passes: Vec<Passes> = cells.iter().map(|_| Passes::default()).collect();
+    let mut drafts = Vec::new();
+    let total = u64::from(grid.repeats + 1) * cells.len() as u64;
+    let mut order: Vec<usize> = (0..cells.len()).collect();
+    let mut order_rng = ChaCha8Rng::seed_from_u64(grid.seed ^ 1);
+    for round in 0..=grid.repeats {
+        shuffle(&mut order, &mut order_rng);
+        for (n, &at) in order.iter().enumerate() {
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let (rows, union) = cells[at];
+            meter.union = usize::from(union);
+            meter.ns.clear();
+            let begin = Instant::now();
+            session.forward(&window[..usize::from(rows)], LogitRows::All, &mut meter)?;
+            let took = begin.elapsed();
+            session.commit(0);
+            // The first round warms caches and buffers.
+            if round > 0 {
+                passes[at].add(took.as_secs_f64() * 1e6, &meter.ns);
+            }
+            done(u64::from(round) * cells.len() as u64 + n as u64 + 1, total);
+        }
+        if let Some(mtp) = &mut mtp {
+            let before = mtp.len();
+            let begin = Instant::now();
+            mtp.extend(&window[..1], &last, LogitRows::Last, &mut NoTap)?;
+            let took = begin.elapsed();
+            mtp.truncate(before);
+            if round > 0 {
+                drafts.push(took.as_secs_f64() * 1e6);
+            }
+        }
+    }
+    let measured = cells.into_iter().zip(passes).filter_map(|((rows, union), passes)| passes.cell(rows, union));
+    Ok(Some(CostTable {
+        schema: SCHEMA.to_owned(),
+        written_by: format!("specprof {}", env!("CARGO_PKG_VERSION")),
+        engine: format!("specprof-cpu {}", env!("CARGO_PKG_VERSION")),
+        device: machine::cpu_name(),
+        model: measured_model(&shape),
+        context_len: grid.context_len,
+        repeats: grid.repeats,
+        seed: grid.seed,
+        draft: Timed::median(&mut drafts),
+        cells: measured.collect(),
+    }))
+}
+
+/// What a table says of its model.
+fn measured_model(shape: &crate::trace::manifest::ModelShape) -> MeasuredModel {
+    MeasuredModel {
+        name: shape.name.clone(),
+        moe_layers: shape.moe_layers.len() as u16,
+        experts: shape.experts,
+        experts_per_token: shape.experts_per_token,
+        hidden_size: shape.hidden_size,
+        expert_size: shape.expert_size,
+        quantisation: shape.quantisation.clone(),
+    }
+}
+
+/// Times of one cell's passes, µs.
+#[derive(Debug, Default)]
+struct Passes {
+    whole: Vec<f64>,
+    components: BTreeMap<&'static str, Vec<f64>>,
+}
+
+impl Passes {
+    fn add(&mut self, us: f64, ns: &BTreeMap<&'static str, i64>) {
+        self.whole.push(us);
+        ns.iter().for_each(|(name, ns)| self.components.entry(name).or_default().push(*ns as f64 / 1e3));
+    }
+
+    fn cell(mut self, rows: u16, union: u16) -> Option<Cell> {
+        let pass = Timed::median(&mut self.whole)?;
+        let of = |(name, mut times): (&str, Vec<f64>)| Some((name.to_owned(), Timed::median(&mut times)?)).filter(|(_, t)| t.us > 0.0);
+        Some(Cell { rows, union, pass, components: self.components.into_iter().filter_map(of).collect() })
+    }
+}
+
+fn shuffle(order: &mut [usize], rng: &mut ChaCha8Rng) {
+    for i in (1..order.len()).rev() {
+        order.swap(i, ((u64::from(rng.next_u32()) * (i as u64 + 1)) >> 32) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::builtin;
+
+    fn grid(rows: &[u16], unions: &[u16]) -> Grid {
+        Grid { rows: rows.to_vec(), unions: unions.to_vec(), context_len: 40, repeats: 6, seed: 3 }
+    }
+
+    #[test]
+    fn cells_are_what_windows_can_have() {
+        assert_eq!(grid(&[1, 2], &[]).cells(64, 4), [(1, 4), (2, 4), (2, 5), (2, 6), (2, 7), (2, 8)]);
+        assert_eq!(grid(&[4], &[]).cells(64, 4), [(1, 4), (4, 4), (4, 7), (4, 10), (4, 13), (4, 16)]);
+        // Never more than there are, and what no window of so many rows has is left out.
+        assert_eq!(grid(&[4], &[]).cells(6, 4), [(1, 4), (4, 4), (4, 5), (4, 6)]);
+        assert_eq!(grid(&[2, 4], &[3, 8, 16, 17]).cells(64, 4), [(1, 4), (2, 8), (4, 8), (4, 16)]);
+    }
+
+    /// Every pass has the union that its cell says, in every routed layer, and none leaves a trace in the timeline.
+    #[test]
+    fn passes_have_the_union_of_their_cell() {
+        struct Seen(Meter, Vec<usize>);
+        impl ForwardTap for Seen {
+            fn steer(&mut self, module: Module, layer: usize, ids: &mut [u16]) -> bool {
+                self.0.steer(module, layer, ids)
+            }
+            fn wants_weights(&self) -> bool {
+                true
+            }
+            fn routed(&mut self, _: Module, _: usize, ids: &[u16], weights: &[f32]) {
+                self.1.push(ids.iter().collect::<std::collections::BTreeSet<_>>().len());
+                // Normalised over the new choice.
+                let scaling = 2.5;
+                assert!(weights.chunks(4).all(|row| (row.iter().sum::<f32>() - scaling).abs() < 1e-4), "{weights:?}");
+            }
+        }
+        let checkpoint = Checkpoint::load(builtin::ling_nano()).unwrap();
+        let mut session = Session::new(&checkpoint.config, &checkpoint.weights);
+        assert!((checkpoint.config.routed_scaling - 2.5).abs() < 1e-6 && checkpoint.config.norm_topk);
+        let plain = session.forward(&[1, 2, 3], LogitRows::All, &mut NoTap).unwrap().logits.to_vec();
+        session.commit(0);
+        let meter = Meter { clock: Clock::start(), draws: ExactUnion::new(64, 4, 1), union: 9, ns: BTreeMap::new() };
+        let mut seen = Seen(meter, Vec::new());
+        let steered = session.forward(&[1, 2, 3], LogitRows::All, &mut seen).unwrap().logits.to_vec();
+        session.commit(0);
+        assert_eq!(seen.1, [9; 5]);
+        assert_ne!(plain, steered);
+        assert_eq!(session.forward(&[1, 2, 3], LogitRows::All, &mut NoTap).unwrap().logits, plain);
+    }
+
+    #[test]
+    fn a_table_of_the_built_in_model_is_one_that_can_be_read() {
+        let checkpoint = Checkpoint::load(builtin::ling_nano()).unwrap();
+        let mut told = Vec::new();
+        let grid = grid(&[1, 3], &[]);
+        let table = calibrate(&checkpoint, &grid, &AtomicBool::new(false), &mut |n, of| told.push((n, of))).unwrap().unwrap();
+        assert_eq!(told.last(), Some(&(7 * 6, 7 * 6)));
+        let text = serde_json::to_string(&table).unwrap();
+        assert_eq!(CostTable::parse(&text), Ok(table.clone()));
+        assert_eq!(table.cells.iter().map(|c| (c.rows, c.union)).collect::<Vec<_>>(), grid.cells(64, 4));
+        for cell in &table.cells {
+            assert!(cell.pass.ci95.is_some() && ["experts", "kda", "router", "head"].iter().all(|c| cell.components.contains_key(*c)));
+            // No part of a pass takes longer than the longest pass.
+            assert!(cell.components.values().all(|part| part.us <= cell.pass.ci95.unwrap()[1]), "{cell:?}");
+        }
+        assert!(table.draft.is_some());
+        assert_eq!(calibrate(&checkpoint, &grid, &AtomicBool::new(true), &mut |_, _| {}).unwrap(), None);
+    }
+}

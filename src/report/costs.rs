@@ -1,0 +1,139 @@
+//! A cost table as text, and as the step rates that a planner of draft lengths looks up.
+
+use super::table::{Column, render};
+use super::wrap::{plain, titled};
+use super::{TextOptions, json};
+use crate::metric::Unit;
+use crate::metric::costs::{Cell, CostTable, Timed};
+use serde::Serialize;
+
+/// The value of `schema` in every table of step rates of this version.
+pub const RATES_SCHEMA: &str = "specprof.sps/1";
+
+/// What a table's passes cost by experts and rows, in one line each; made by the analysis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slopes {
+    /// µs for each distinct expert in one layer.
+    pub per_expert: f64,
+    /// µs for each further row.
+    pub per_row: f64,
+    /// Share of the variance that the two explain.
+    pub r2: Option<f64>,
+}
+
+fn us(time: Timed) -> String {
+    let spread = time.ci95.map_or_else(String::new, |[low, high]| format!(" ±{:.0} %", 50.0 * (high - low) / time.us));
+    Unit::Microseconds.show(time.us) + &spread
+}
+
+/// The table: facts, what follows, a row a cell.
+pub fn text(table: &CostTable, slopes: Result<&Slopes, &str>, options: &TextOptions) -> String {
+    let line = |title: &str, text: &str| titled(title, text, options.width, options.color);
+    let m = &table.model;
+    let mut out = line(
+        "calibrated",
+        &format!(
+            "{}, {} routed layers of {} experts, top {}, {}; {} on {}",
+            plain(&m.name),
+            m.moe_layers,
+            m.experts,
+            m.experts_per_token,
+            plain(&m.quantisation),
+            plain(&table.engine),
+            plain(&table.device)
+        ),
+    );
+    let passes = format!(
+        "medians of {} passes a cell after {} tokens of context, experts drawn and not routed, ± half the 95 % interval",
+        table.repeats, table.context_len
+    );
+    out += &line("", &passes);
+    let decode = table.decode();
+    if let Some(decode) = decode {
+        let draft = table.draft.map_or_else(|| "; no block to draft with".to_owned(), |draft| format!("; a draft {}", us(draft)));
+        out += &line("decode", &format!("{} a pass of 1 row{draft}", us(decode.pass)));
+    }
+    let cost = match slopes {
+        Ok(s) => format!(
+            "{} for each distinct expert in a layer, {} for each further row{}",
+            Unit::Microseconds.show(s.per_expert),
+            Unit::Microseconds.show(s.per_row),
+            s.r2.map_or_else(String::new, |r2| format!(" (least squares over {} cells, R² {r2:.2})", table.cells.len()))
+        ),
+        Err(why) => format!("for each expert unknown: {why}"),
+    };
+    out += &line("cost", &cost);
+    out.push('\n');
+    let cells = &table.cells;
+    let part = |name: &'static str| {
+        cells.iter().map(move |c| c.components.get(name).map_or_else(|| "-".to_owned(), |t| Unit::Microseconds.show(t.us)))
+    };
+    let ratio = |c: &Cell| decode.map_or_else(|| "-".to_owned(), |d| format!("{:.2}", c.pass.us / d.pass.us));
+    let columns = vec![
+        Column::new("rows").cells(cells.iter().map(|c| c.rows.to_string())),
+        Column::new("experts").cells(cells.iter().map(|c| c.union.to_string())),
+        Column::new("pass").cells(cells.iter().map(|c| us(c.pass))),
+        Column::new("of decode").cells(cells.iter().map(ratio)),
+        Column::new("experts'").cells(part("experts")),
+        Column::new("kda").optional(2).cells(part("kda")),
+        Column::new("mla").optional(2).cells(part("mla")),
+        Column::new("head").optional(1).cells(part("head")),
+    ];
+    out + &render(columns, options.width, |_, cell| cell.to_owned())
+}
+
+/// A table's step rates.
+#[derive(Debug, Serialize)]
+struct Rates<'a> {
+    schema: &'static str,
+    model: &'a str,
+    device: &'a str,
+    engine: &'a str,
+    context_len: u32,
+    /// Steps a second of plain decoding.
+    decode_steps_per_s: Option<f64>,
+    rates: Vec<Rate>,
+}
+
+/// Passes a second of some rows and distinct experts a layer.
+#[derive(Debug, Serialize)]
+struct Rate {
+    rows: u16,
+    union: u16,
+    steps_per_s: f64,
+    ci95: Option<[f64; 2]>,
+    /// Its time in decode passes.
+    verify_ratio: Option<f64>,
+}
+
+/// SPS(rows, union) = 10^6 / µs of a pass, as JSON; the interval's ends change places.
+///
+/// # Errors
+/// When it cannot be written as JSON.
+pub fn rates(table: &CostTable) -> Result<String, serde_json::Error> {
+    let decode = table.decode().map(|c| c.pass.us);
+    let rate = |c: &Cell| Rate {
+        rows: c.rows,
+        union: c.union,
+        steps_per_s: 1e6 / c.pass.us,
+        ci95: c.pass.ci95.map(|[low, high]| [1e6 / high, 1e6 / low]),
+        verify_ratio: decode.map(|decode| c.pass.us / decode),
+    };
+    json::pretty(&Rates {
+        schema: RATES_SCHEMA,
+        model: &table.model.name,
+        device: &table.device,
+        engine: &table.engine,
+        context_len: table.context_len,
+        decode_steps_per_s: decode.map(|us| 1e6 / us),
+        rates: table.cells.iter().map(rate).collect(),
+    })
+}
+
+/// The table as JSON.
+///
+/// # Errors
+/// When it cannot be written as JSON.
+pub fn table_json(table: &CostTable) -> Result<String, serde_json::Error> {
+    json::pretty(table)
+}

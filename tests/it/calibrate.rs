@@ -1,0 +1,123 @@
+//! `calibrate`, and what is made of its table: advice and step rates.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use specprof::metric::costs::CostTable;
+use std::path::Path;
+
+fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let out = Command::cargo_bin("specprof").unwrap().current_dir(dir).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (out.status.code().unwrap(), text(out.stdout), text(out.stderr))
+}
+
+fn sample() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/samples/ling-nano").to_str().unwrap().to_owned()
+}
+
+/// A table with planted costs, 100 µs a pass besides 2 µs for each distinct expert of four layers and 7 µs for each further row.
+fn planted(dir: &Path, model: &Value) -> String {
+    let (k, layers) = (model["experts_per_token"].as_u64().unwrap(), model["moe_layers"].as_array().unwrap().len() as u64);
+    let us = |rows: u64, union: u64| (100 + 2 * layers * union + 7 * (rows - 1)) as f64;
+    let cells: Vec<Value> = [(1, k), (2, k), (2, 2 * k), (4, k), (4, 2 * k), (4, 4 * k)]
+        .into_iter()
+        .map(|(rows, union)| serde_json::json!({"rows": rows, "union": union, "pass": {"us": us(rows, union), "ci95": null}, "components": {}}))
+        .collect();
+    let table = serde_json::json!({
+        "schema": "specprof.costs/1", "written_by": "test", "engine": "planted", "device": "planted", "context_len": 256, "repeats": 9, "seed": 0,
+        "model": {"name": model["name"], "moe_layers": layers, "experts": model["experts"], "experts_per_token": k, "hidden_size": model["hidden_size"],
+            "expert_size": model["expert_size"], "quantisation": model["quantisation"]},
+        "draft": {"us": 11.0, "ci95": [10.0, 12.0]}, "cells": cells
+    });
+    std::fs::write(dir.join("planted.json"), table.to_string()).unwrap();
+    "planted.json".to_owned()
+}
+
+#[test]
+fn the_built_in_model_is_measured_and_the_table_serves_advice_and_rates() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["calibrate", "--model", "demo", "--rows", "1,2,4", "--repeats", "7", "--context", "64"];
+    let (code, stdout, stderr) = run(dir.path(), &[&args[..], &["--json", "-o", "costs.json"]].concat());
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "", ""));
+    let table = CostTable::parse(&std::fs::read_to_string(dir.path().join("costs.json")).unwrap()).unwrap();
+    let cells: Vec<_> = table.cells.iter().map(|c| (c.rows, c.union)).collect();
+    assert_eq!(cells, [(1, 4), (2, 4), (2, 5), (2, 6), (2, 7), (2, 8), (4, 4), (4, 7), (4, 10), (4, 13), (4, 16)]);
+    let (code, text, _) = run(dir.path(), &args);
+    assert!(code == 0 && text.contains("calibrated") && text.contains("a pass of 1 row; a draft"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+
+    // Rates are the passes' times turned over.
+    let (code, rates, stderr) = run(dir.path(), &["export", "costs.json", "--format", "sps"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let rates: Value = serde_json::from_str(&rates).unwrap();
+    assert_eq!(rates["schema"], "specprof.sps/1");
+    for (rate, cell) in rates["rates"].as_array().unwrap().iter().zip(&table.cells) {
+        assert_eq!(rate["steps_per_s"].as_f64().unwrap(), 1e6 / cell.pass.us);
+        let [low, high] = [0, 1].map(|i| rate["ci95"][i].as_f64().unwrap());
+        assert!(low <= 1e6 / cell.pass.us && 1e6 / cell.pass.us <= high, "{rate}");
+    }
+    // Its slopes may have any sign on a loaded machine: then the advice says so instead of using it.
+    let (code, advice, stderr) = run(dir.path(), &["advise", &sample(), "--costs", "costs.json", "--json"]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{advice}");
+    let advice: Value = serde_json::from_str(&advice).unwrap();
+    let source = advice["advice"]["cost_source"].as_str();
+    assert!(
+        source == Some("calibrated") || advice["advice"]["measured_unused_because"].as_str().unwrap().contains("calibrated"),
+        "{advice}"
+    );
+}
+
+/// Advice by a table whose costs are known, beside the sum by hand over what the advice says of unions.
+#[test]
+fn advice_has_the_costs_of_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest: Value = serde_json::from_slice(&std::fs::read(Path::new(&sample()).join("manifest.json")).unwrap()).unwrap();
+    let (model, table) = (&manifest["model"], planted(dir.path(), &manifest["model"]));
+    let (code, stdout, stderr) = run(dir.path(), &["advise", &sample(), "--costs", &table, "--json"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let advice: Value = serde_json::from_str(&stdout).unwrap();
+    let advice = &advice["advice"];
+    assert_eq!(advice["cost_source"], "calibrated");
+    let (k, layers) = (model["experts_per_token"].as_f64().unwrap(), model["moe_layers"].as_array().unwrap().len() as f64);
+    let decode = 100.0 + 2.0 * layers * k;
+    let mut lengths = 0;
+    for point in advice["by_draft_len"].as_array().unwrap() {
+        let (n, union) = (point["draft_len"].as_f64().unwrap(), point["union_mean"].as_f64().unwrap());
+        let verify = 100.0 + 2.0 * layers * union + 7.0 * n + 11.0 * n;
+        let want = if n == 0.0 { 1.0 } else { verify / decode };
+        assert!((point["step_ratio"].as_f64().unwrap() - want).abs() < 1e-9, "{point}: {want}");
+        lengths += 1;
+    }
+    assert_eq!(lengths, 4);
+    let (_, text, _) = run(dir.path(), &["advise", &sample(), "--costs", &table]);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("by a calibrated table of costs") && text.contains("another device"), "{text}");
+}
+
+#[test]
+fn what_is_no_table_or_anothers_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest: Value = serde_json::from_slice(&std::fs::read(Path::new(&sample()).join("manifest.json")).unwrap()).unwrap();
+    let mut other = manifest["model"].clone();
+    other["experts"] = 128.into();
+    let table = planted(dir.path(), &other);
+    std::fs::write(dir.path().join("not.json"), "{\"schema\": \"x\"}").unwrap();
+    std::fs::write(dir.path().join("bytes"), [0xff, 0xfe, 0]).unwrap();
+    let sample = sample();
+    for (args, wanted, words) in [
+        (vec!["advise", &sample, "--costs", &table], 2, "another model: experts 128"),
+        (vec!["advise", &sample, "--costs", "not.json"], 4, "schema `x`"),
+        (vec!["advise", &sample, "--costs", "bytes"], 4, "no text"),
+        (vec!["advise", &sample, "--costs", "missing.json"], 2, "missing.json"),
+        (vec!["export", &sample, "--format", "sps"], 2, "calibrate"),
+        (vec!["export", &table, "--format", "sps", "--steps", "0..3"], 2, "--steps"),
+        (vec!["calibrate", "--model", "demo", "--backend", "cuda"], 3, "--backend cuda"),
+        (vec!["calibrate", "--model", "demo", "--rows", "17"], 2, "17"),
+        (vec!["calibrate", "--model", "demo", "--context", "4000000"], 2, "has room for"),
+        (vec!["calibrate", "--model", "nowhere"], 2, "nowhere"),
+    ] {
+        let (code, stdout, stderr) = run(dir.path(), &args);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (wanted, "", 1), "{args:?}: {stderr}");
+        assert!(stderr.contains(words), "{args:?}: {stderr}");
+    }
+}
