@@ -1,6 +1,7 @@
 //! `specprof export`.
 
 use super::exit::Failure;
+use super::traces;
 use super::ui::{Output, Ui};
 use crate::export::{ExportError, jsonl, perfetto};
 use crate::trace::Trace;
@@ -49,8 +50,9 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.format == Format::Jsonl && args.steps.is_some() {
         return Err(Failure::Input("--steps goes with --format perfetto; lines of JSON are always of the whole trace".into()));
     }
-    let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
-    let trace = Trace::open(&args.trace)?;
+    let path = traces::one(&args.trace)?;
+    let output = Output::open(args.output.as_deref())?.not_inside(&path)?;
+    let trace = Trace::open(&path)?;
     let mut note = None;
     // A failure to write has no name of its own.
     let place = args.output.as_deref().map_or_else(|| "stdout".into(), |path| path.display().to_string());

@@ -1,6 +1,7 @@
 //! `specprof report`.
 
 use super::exit::Failure;
+use super::traces;
 use super::ui::{Output, Ui};
 use crate::analysis::parallel::placement::{Choice, File};
 use crate::analysis::{self, AnalysisError, GroupBy, Options, Parallel, Wanted, parallel};
@@ -17,6 +18,7 @@ Examples:
   specprof report traces/run1 --baseline traces/plain
   specprof report traces/run1 --by tag:kind
   specprof report traces/run1 traces/run2
+  specprof report 'traces/run-*'
   specprof report traces/run1 --ep 8 --placement eplb.json --placement-out balanced.json
 
 A placement file is EPLB-style JSON: `physical_to_logical_map` ([layers][slots], the expert in each
@@ -29,7 +31,7 @@ slot) or `logical_count` ([layers][experts] routed rows, which a balanced placem
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// The traces, each a directory
+    /// The traces, each a directory; a pattern such as 'traces/run-*' stands for all that match
     #[arg(value_name = "TRACE", required = true)]
     traces: Vec<PathBuf>,
     /// Trace of plain decoding (same model and device), whose decode steps the verify steps are compared with
@@ -157,27 +159,29 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.table.is_some() && args.format != Format::Csv {
         return Err(Failure::Input("--table goes with --format csv; the other formats have every table".into()));
     }
-    if args.per_layer && args.traces.len() > 1 {
+    let paths = traces::several(&args.traces)?;
+    if args.per_layer && paths.len() > 1 {
         return Err(Failure::Input("--per-layer goes with one trace; several are compared as a whole".into()));
     }
     let mut output = Output::open(args.output.as_deref())?;
     let mut placement_out = args.placement_out.as_deref().map(|path| Output::open(Some(path))).transpose()?;
-    for trace in &args.traces {
+    for trace in &paths {
         output = output.not_inside(trace)?;
         placement_out = placement_out.map(|out| out.not_inside(trace)).transpose()?;
     }
     let wanted = args.wanted()?;
-    let baseline = args.baseline.as_deref().map(Trace::open).transpose()?;
-    let mut reports = Vec::with_capacity(args.traces.len());
+    let baseline_path = args.baseline.as_deref().map(traces::one).transpose()?;
+    let baseline = baseline_path.as_deref().map(Trace::open).transpose()?;
+    let mut reports = Vec::with_capacity(paths.len());
     let mut balanced = None;
-    for path in &args.traces {
+    for path in &paths {
         let trace = Trace::open(path)?;
         let report = analysis::analyze_wanted(&trace, baseline.as_ref(), &Options::default(), &wanted);
-        reports.push(report.map_err(|e| match (&e, &args.baseline) {
+        reports.push(report.map_err(|e| match (&e, &baseline_path) {
             (AnalysisError::Baseline { .. }, Some(other)) => analysis_failure(other, e),
             _ => analysis_failure(path, e),
         })?);
-        if let (Some(ranks), true, 1) = (args.ep, placement_out.is_some(), args.traces.len()) {
+        if let (Some(ranks), true, 1) = (args.ep, placement_out.is_some(), paths.len()) {
             balanced = Some(parallel::balanced_file(&trace, ranks).map_err(|e| analysis_failure(path, e))?);
         }
     }
