@@ -17,6 +17,7 @@ mod inspect;
 mod kernels;
 mod layers;
 mod pages;
+mod partial;
 mod quantised;
 mod readme;
 mod record;

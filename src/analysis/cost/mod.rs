@@ -8,7 +8,7 @@ mod collect;
 mod ratios;
 mod regression;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::pass::{PassCounts, Plan};
 use super::steps::{StepRow, StepTable};
