@@ -71,6 +71,11 @@ impl Limits {
         Self { without_pairs, sums: FREE_SUMS.saturating_add(bytes / BYTES_PER_SUM) }
     }
 
+    /// The bounds of a partial report: what is in it was counted before, and takes the memory that its entries took.
+    pub fn of_partial(without_pairs: Vec<u16>) -> Self {
+        Self { without_pairs, ..Self::default() }
+    }
+
     /// Counts of no windows of so many rows.
     pub fn window_counts(&self, plan: &Plan<'_>, rows: usize) -> WindowCounts {
         let counts = WindowCounts::new(rows, plan.k, plan.experts);

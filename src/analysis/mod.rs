@@ -21,6 +21,7 @@ mod limits;
 mod loads;
 mod overlap;
 pub mod parallel;
+pub mod partial;
 mod pass;
 mod passes;
 pub mod source;
@@ -116,6 +117,26 @@ pub enum AnalysisError {
         /// What there is too much of.
         reason: String,
     },
+    /// What cannot be said by, or made into, a partial report.
+    #[error("not by partial reports: {reason}")]
+    NoPartial {
+        /// Why.
+        reason: String,
+    },
+    /// A partial report that contradicts itself.
+    #[error("{origin}: {reason}")]
+    Partial {
+        /// Its file.
+        origin: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Partial reports that are not of one thing.
+    #[error("{reason}")]
+    Incomparable {
+        /// What differs.
+        reason: String,
+    },
     /// The data-frame engine failed.
     #[error("cannot group the windows by request: {reason}")]
     Frame {
@@ -184,7 +205,13 @@ pub struct Input<'a> {
 /// When it cannot be read, or its tables contradict each other.
 pub fn analyze_input(input: &Input<'_>, options: &Options, wanted: &Wanted) -> Result<Report, AnalysisError> {
     let table = StepTable::new(input.steps)?.with_trees(input.trees);
-    let mut plan = plan_of(input.manifest, &table)?;
+    let (plan, counts) = scan(input, &table)?;
+    finish(input, &plan, &counts, options, wanted)
+}
+
+/// Everything that is counted of the routes: what a report is finished from.
+fn scan<'a>(input: &Input<'a>, table: &'a StepTable) -> Result<(pass::Plan<'a>, pass::PassCounts), AnalysisError> {
+    let mut plan = plan_of(input.manifest, table)?;
     plan.trees = Some(input.trees).filter(|trees| !trees.is_empty());
     plan.keep_unions = input.timed.kernels.any();
     plan.limits = limits::Limits::new(&plan, input.routes.bytes());
@@ -194,9 +221,20 @@ pub fn analyze_input(input: &Input<'_>, options: &Options, wanted: &Wanted) -> R
         WindowCompleteness::None => loads::of_rows(input.routes, &plan)?,
         WindowCompleteness::Counts => loads::of_counts(&plan, input.manifest.expert_counts.as_ref())?,
     };
-    let mut report = assemble::assemble(input, &plan, &counts, options, wanted)?;
+    Ok((plan, counts))
+}
+
+/// The report of what was counted.
+fn finish(
+    input: &Input<'_>,
+    plan: &pass::Plan<'_>,
+    counts: &pass::PassCounts,
+    options: &Options,
+    wanted: &Wanted,
+) -> Result<Report, AnalysisError> {
+    let mut report = assemble::assemble(input, plan, counts, options, wanted)?;
     if let (Some(parallel), Some(overall)) = (&wanted.parallel, &report.overall) {
-        report.expert_parallel = Some(parallel::analyze(input, &plan, usize::from(overall.stats.rows), parallel)?);
+        report.expert_parallel = Some(parallel::analyze(input, plan, usize::from(overall.stats.rows), parallel)?);
     }
     Ok(report)
 }

@@ -234,8 +234,31 @@ impl PassCounts {
         }
     }
 
+    /// Gives steps and requests other places: `step` and `request` are of indices, `step_id` is of the steps' ids.
+    pub fn renumber(&mut self, step: impl Fn(u32) -> u32, step_id: impl Fn(u32) -> u32, request: impl Fn(u32) -> u32) {
+        self.sums.iter_mut().for_each(|((at, _), _)| *at = request(*at));
+        self.sums_at.clear();
+        self.steps.renumber(&step);
+        self.paths = std::mem::take(&mut self.paths).into_iter().map(|(at, kept)| (step(at), kept)).collect();
+        self.unions.iter_mut().for_each(|union| union.at = step(union.at));
+        if let Some((id, ..)) = &mut self.irregular.first {
+            *id = step_id(*id);
+        }
+    }
+
+    /// Forgets the pairs of windows of these numbers of rows.
+    pub fn drop_pairs(&mut self, without_pairs: &[u16]) {
+        let dropped = self.groups.iter_mut().filter(|(rows, _)| without_pairs.iter().any(|&r| usize::from(r) == *rows));
+        for counts in dropped.flat_map(|(_, slots)| slots.iter_mut().flatten()) {
+            counts.pair_hist = Vec::new();
+            if let Some(trees) = &mut counts.trees {
+                (trees.by_rows, trees.by_ancestors) = (Vec::new(), Vec::new());
+            }
+        }
+    }
+
     /// Puts everything into an order that does not depend on threads.
-    fn sort(&mut self) {
+    pub fn sort(&mut self) {
         self.groups.sort_by_key(|(rows, _)| *rows);
         self.sums.sort_by_key(|(key, _)| *key);
         self.unions.sort_unstable();

@@ -40,6 +40,19 @@ impl StepSums {
         i.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0)
     }
 
+    /// Appends a step.
+    pub fn push(&mut self, at: u32, layers: u32, added: &[u32]) {
+        self.at.push(at);
+        self.layers.push(layers);
+        self.added.extend_from_slice(added);
+        self.ends.push(self.added.len());
+    }
+
+    /// Gives the steps other indices.
+    pub fn renumber(&mut self, step: impl Fn(u32) -> u32) {
+        self.at.iter_mut().for_each(|at| *at = step(*at));
+    }
+
     /// Appends the steps of another unit.
     pub fn append(&mut self, other: Self) {
         let shift = self.added.len();

@@ -5,8 +5,9 @@ use super::source::{RouteSlice, RouteSource};
 use super::steps::{StepRow, StepTable};
 use super::trees::{TreeRow, Trees};
 use super::{AnalysisError, Baseline, Input, KernelSource, Options, StepTime, Timed, Wanted, analyze_input, identity, plan_of, telemetry};
-use crate::metric::report::Report;
-use crate::trace::{Kernels, Phase, RouteUnit, Steps, Trace};
+use crate::metric::report::{Report, RequestIdentity};
+use crate::trace::{Kernels, Phase, RequestEvent, RouteUnit, Steps, Trace};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// The report of the trace in a directory.
@@ -32,43 +33,91 @@ pub fn analyze_trace(trace: &Trace, options: &Options) -> Result<Report, Analysi
 /// As [`analyze`]; when what is wanted is not in the trace or does not fit it; [`AnalysisError::Baseline`] when the other trace is of
 /// another model or device.
 pub fn analyze_wanted(trace: &Trace, baseline: Option<&Trace>, options: &Options, wanted: &Wanted) -> Result<Report, AnalysisError> {
-    let table = trace.steps_with_details()?;
-    let requests = trace.requests()?;
-    let mut identities = identity::of(&table, &requests);
-    let trees = trees(&table)?;
-    let (steps, times, draft_probs) = (step_rows(&table), step_times(&table), table.draft_probs);
-    let passes = table.pass_id;
-    let other = match baseline {
-        Some(trace) => {
-            let table = trace.steps()?;
-            Some((trace, step_rows(&table), step_times(&table)))
-        }
-        None => None,
-    };
-    let baseline =
-        other.as_ref().map(|(trace, steps, times)| Baseline { manifest: trace.manifest(), steps, timed: Timed { times, kernels: *trace } });
-    let routes = Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights: trace.manifest().router_weights };
-    let timed = Timed { times: &times, kernels: trace };
-    // The directory as it was named: `.` has no name of its own.
-    let name = trace.dir().file_name().map_or_else(|| trace.dir().to_string_lossy(), |name| name.to_string_lossy());
-    let input = Input {
-        name: &name,
-        manifest: trace.manifest(),
-        steps: &steps,
-        draft_probs: &draft_probs,
-        trees: &trees,
-        passes: &passes,
-        requests: &requests,
-        routes: &routes,
-        timed,
-        baseline,
-    };
-    let mut report = analyze_input(&input, options, wanted)?;
+    let mut loaded = Loaded::new(trace)?;
+    let other = baseline.map(Other::new).transpose()?;
+    let mut report = analyze_input(&loaded.input(trace, other.as_ref().map(Other::baseline)), options, wanted)?;
     for request in &mut report.by_request {
-        request.identity = identities.remove(&request.request_id);
+        request.identity = loaded.identities.remove(&request.request_id);
     }
     report.telemetry = telemetry::strip(&trace.telemetry()?, trace.manifest().started_unix_ns);
     Ok(report)
+}
+
+/// The small tables of a trace, and where its routes are.
+pub(super) struct Loaded {
+    name: String,
+    steps: Vec<StepRow>,
+    times: Vec<StepTime>,
+    draft_probs: Vec<Option<Vec<f32>>>,
+    trees: Trees,
+    passes: Vec<Option<u32>>,
+    requests: Vec<RequestEvent>,
+    /// By request.
+    pub(super) identities: HashMap<u32, RequestIdentity>,
+    routes: Units,
+}
+
+impl Loaded {
+    /// Reads the tables.
+    ///
+    /// # Errors
+    /// When they cannot be read, or contradict each other.
+    pub(super) fn new(trace: &Trace) -> Result<Self, AnalysisError> {
+        let table = trace.steps_with_details()?;
+        let requests = trace.requests()?;
+        // The directory as it was named: `.` has no name of its own.
+        let name = trace.dir().file_name().map_or_else(|| trace.dir().to_string_lossy(), |name| name.to_string_lossy());
+        Ok(Self {
+            name: name.into_owned(),
+            identities: identity::of(&table, &requests),
+            trees: trees(&table)?,
+            steps: step_rows(&table),
+            times: step_times(&table),
+            draft_probs: table.draft_probs,
+            passes: table.pass_id,
+            requests,
+            routes: Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights: trace.manifest().router_weights },
+        })
+    }
+
+    /// All of the trace as the analysis needs it.
+    pub(super) fn input<'a>(&'a self, trace: &'a Trace, baseline: Option<Baseline<'a>>) -> Input<'a> {
+        Input {
+            name: &self.name,
+            manifest: trace.manifest(),
+            steps: &self.steps,
+            draft_probs: &self.draft_probs,
+            trees: &self.trees,
+            passes: &self.passes,
+            requests: &self.requests,
+            routes: &self.routes,
+            timed: Timed { times: &self.times, kernels: trace },
+            baseline,
+        }
+    }
+}
+
+/// The steps of another trace, to be compared with.
+pub(super) struct Other<'a> {
+    trace: &'a Trace,
+    steps: Vec<StepRow>,
+    times: Vec<StepTime>,
+}
+
+impl<'a> Other<'a> {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub(super) fn new(trace: &'a Trace) -> Result<Self, AnalysisError> {
+        let table = trace.steps()?;
+        Ok(Self { trace, steps: step_rows(&table), times: step_times(&table) })
+    }
+
+    /// What is compared with.
+    pub(super) fn baseline(&self) -> Baseline<'_> {
+        Baseline { manifest: self.trace.manifest(), steps: &self.steps, timed: Timed { times: &self.times, kernels: self.trace } }
+    }
 }
 
 /// The plan and the routes of an open trace, for a pass of its own.

@@ -74,6 +74,24 @@ impl Shape {
         self.path.as_deref()
     }
 
+    /// The same with accepted rows that are known: from the anchor on, each continuing the one before.
+    ///
+    /// # Errors
+    /// When they are no such path.
+    pub fn along(mut self, path: &[u16]) -> Result<Self, String> {
+        let goes_on = |pair: &[u16]| usize::from(pair[1]) < self.rows() && self.parent(pair[1]) == Some(pair[0]);
+        if path.first() != Some(&0) || !path.windows(2).all(goes_on) {
+            return Err("its accepted rows are no path".into());
+        }
+        self.path = Some(path.into());
+        Ok(self)
+    }
+
+    /// The row that each row continues; -1 for the anchor.
+    pub fn parents(&self) -> &[i16] {
+        &self.parent
+    }
+
     /// Finds the accepted rows: the only way down from the anchor by `accepted` rows whose tokens are the emitted ones.
     ///
     /// `tokens` are the rows' tokens. Emitted tokens that are missing, because the request ended, may be any, as those that
@@ -149,10 +167,20 @@ impl Trees {
         if row.accepted > shape.deepest() {
             return Err(wrong(format!("{} drafts accepted of a tree of {} below its anchor", row.accepted, shape.deepest())));
         }
-        self.shapes.push(shape.accepting(row.tokens, row.emitted, row.accepted));
+        self.put(at, shape.accepting(row.tokens, row.emitted, row.accepted));
+        Ok(())
+    }
+
+    /// Adds the tree of the step at `at`, behind those before.
+    pub fn put(&mut self, at: usize, shape: Shape) {
+        self.shapes.push(shape);
         self.of_step.resize(at + 1, 0);
         self.of_step[at] = u32::try_from(self.shapes.len()).unwrap_or(0);
-        Ok(())
+    }
+
+    /// The trees, each with the index of its step, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Shape)> {
+        (0..self.of_step.len()).filter_map(|at| Some((at, self.get(at)?)))
     }
 
     /// The tree of the step at `at`; `None` for a chain.

@@ -3,6 +3,7 @@
 use super::calibrate::cost_table;
 use super::exit::Failure;
 use super::report::analysis_failure;
+use super::traces;
 use super::ui::{Output, Ui};
 use crate::analysis::{self, AnalysisError, Options, Wanted};
 use crate::report::{TextOptions, advice};
@@ -58,16 +59,18 @@ fn share(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
-    let trace = Trace::open(&args.trace)?;
-    let baseline = args.baseline.as_deref().map(Trace::open).transpose()?;
+    let path = traces::one(&args.trace)?;
+    let output = Output::open(args.output.as_deref())?.not_inside(&path)?;
+    let trace = Trace::open(&path)?;
+    let baseline_path = args.baseline.as_deref().map(traces::one).transpose()?;
+    let baseline = baseline_path.as_deref().map(Trace::open).transpose()?;
     let costs = args.costs.as_deref().map(cost_table).transpose()?;
     if let (Some(table), Some(path)) = (&costs, &args.costs) {
         analysis::costs_fit(table, &trace.manifest().model).map_err(|why| Failure::Input(format!("{}: {why}", path.display())))?;
     }
     let wanted = Wanted { draft_cost: args.draft_cost, costs, ..Wanted::default() };
     let report = analysis::analyze_wanted(&trace, baseline.as_ref(), &Options::default(), &wanted).map_err(|e| {
-        analysis_failure(args.baseline.as_deref().filter(|_| matches!(e, AnalysisError::Baseline { .. })).unwrap_or(&args.trace), e)
+        analysis_failure(baseline_path.as_deref().filter(|_| matches!(e, AnalysisError::Baseline { .. })).unwrap_or(&path), e)
     })?;
     let rendered = if args.json {
         advice::json(&report).map_err(|e| Failure::Environment(format!("cannot write the advice as JSON: {e}")))?

@@ -1,6 +1,7 @@
 //! `specprof diff`.
 
 use super::exit::{Failure, one_line};
+use super::traces;
 use super::ui::{Output, Ui};
 use crate::analysis::AnalysisError;
 use crate::diff::gate::Status;
@@ -109,8 +110,8 @@ fn parse_margin(text: &str) -> Result<f64, String> {
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let rules = args.rules()?;
     let output = Output::open(args.output.as_deref())?;
-    let base = Side::open(&args.base).map_err(source_failure)?;
-    let candidate = Side::open(&args.candidate).map_err(source_failure)?;
+    let base = Side::open(&traces::one(&args.base)?).map_err(source_failure)?;
+    let candidate = Side::open(&traces::one(&args.candidate)?).map_err(source_failure)?;
     let options =
         Options { allow: args.allow.iter().flat_map(|list| list.0.clone()).collect(), margin: args.margin / 100.0, strict: args.strict };
     let comparison = diff(&base, &candidate, &rules, &options).map_err(|error| match error {

@@ -2,6 +2,7 @@
 
 use super::calibrate::cost_table;
 use super::exit::Failure;
+use super::traces;
 use super::ui::{Output, Ui};
 use crate::export::{ExportError, jsonl, perfetto};
 use crate::report::costs;
@@ -58,8 +59,9 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.format == Format::Sps {
         return step_rates(args, ui);
     }
-    let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
-    let trace = Trace::open(&args.trace)?;
+    let path = traces::one(&args.trace)?;
+    let output = Output::open(args.output.as_deref())?.not_inside(&path)?;
+    let trace = Trace::open(&path)?;
     let mut note = None;
     // A failure to write has no name of its own.
     let place = args.output.as_deref().map_or_else(|| "stdout".into(), |path| path.display().to_string());

@@ -1,6 +1,7 @@
 //! `specprof inspect`: what a trace holds, and whether it keeps the format's rules.
 
 use super::exit::Failure;
+use super::traces;
 use super::ui::{Output, Ui};
 use crate::metric::Unit;
 use crate::report::wrap::paragraph;
@@ -74,8 +75,9 @@ struct Totals {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let output = Output::open(Some(&args.output))?.not_inside(&args.trace)?;
-    let trace = Trace::open(&args.trace)?;
+    let path = traces::one(&args.trace)?;
+    let output = Output::open(Some(&args.output))?.not_inside(&path)?;
+    let trace = Trace::open(&path)?;
     let tables = trace.tables();
     let totals = Totals::of(&trace.steps()?, &trace.requests()?, &tables);
     let validation = args.check.then(|| validate(&trace)).transpose()?;
@@ -99,7 +101,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     };
     output.finish(ui, &text)?;
     if failed > 0 {
-        return Err(Failure::Check(format!("{}: {failed} of {count} checks failed", args.trace.display())));
+        return Err(Failure::Check(format!("{}: {failed} of {count} checks failed", path.display())));
     }
     Ok(())
 }

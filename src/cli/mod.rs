@@ -17,6 +17,7 @@ mod record;
 mod report;
 mod run_args;
 mod sweep;
+mod traces;
 mod ui;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

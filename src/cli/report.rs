@@ -1,11 +1,15 @@
 //! `specprof report`.
 
 use super::exit::Failure;
+use super::traces;
 use super::ui::{Output, Ui};
 use crate::analysis::parallel::placement::{Choice, File};
+use crate::analysis::partial::{self, Partial};
 use crate::analysis::{self, AnalysisError, GroupBy, Options, Parallel, Wanted, parallel};
+use crate::metric::Report;
 use crate::report::{TextOptions, html, json, markdown, side_by_side, text};
 use crate::trace::Trace;
+use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -17,6 +21,9 @@ Examples:
   specprof report traces/run1 --baseline traces/plain
   specprof report traces/run1 --by tag:kind
   specprof report traces/run1 traces/run2
+  specprof report 'traces/run-*'
+  specprof report traces/shard1 --partial -o shard1.parquet
+  specprof report shard1.parquet shard2.parquet
   specprof report traces/run1 --ep 8 --placement eplb.json --placement-out balanced.json
 
 A placement file is EPLB-style JSON: `physical_to_logical_map` ([layers][slots], the expert in each
@@ -25,13 +32,21 @@ slot) or `logical_count` ([layers][experts] routed rows, which a balanced placem
 /// Numbers, tables and pictures from one or more traces
 ///
 /// Reads a trace and shows how many experts the windows of each layer touch, how much of that chance and popularity
-/// explain, what rejected drafts cost, and what limits these numbers. Several traces are shown side by side. No GPU is needed.
+/// explain, what rejected drafts cost, and what limits these numbers. Several traces are shown side by side, partial
+/// reports (--partial) of several traces as one. No GPU is needed.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// The traces, each a directory
+    /// The traces, each a directory, or partial reports, which make one report; a pattern such as 'traces/run-*' stands for all that match
     #[arg(value_name = "TRACE", required = true)]
     traces: Vec<PathBuf>,
+    /// Write what the report is finished from as one Parquet file, to be put together with those of other traces
+    #[arg(
+        long,
+        requires = "output",
+        conflicts_with_all = ["baseline", "per_layer", "explain", "by", "ep", "format", "table", "json"]
+    )]
+    partial: bool,
     /// Trace of plain decoding (same model and device), whose decode steps the verify steps are compared with
     #[arg(long, value_name = "TRACE")]
     baseline: Option<PathBuf>,
@@ -134,6 +149,9 @@ pub(super) fn analysis_failure(trace: &Path, error: AnalysisError) -> Failure {
         AnalysisError::Baseline { .. } => {
             Failure::Input(format!("{}: {error}; give one recorded with the same --model on this device", trace.display()))
         }
+        AnalysisError::NoPartial { .. } => Failure::Input(format!("{}: {error}", trace.display())),
+        AnalysisError::Incomparable { .. } => Failure::Input(error.to_string()),
+        AnalysisError::Partial { .. } => Failure::Corrupt(error.to_string()),
         AnalysisError::Frame { .. } => Failure::Environment(format!("{}: {error}", trace.display())),
         error => Failure::Corrupt(format!("{}: {error}; `specprof inspect --check` tells more", trace.display())),
     }
@@ -151,33 +169,74 @@ impl Args {
     }
 }
 
+/// `--partial`: what the report is finished from, as a file.
+fn write_partial(args: &Args, paths: &[PathBuf], ui: &mut Ui) -> Result<(), Failure> {
+    let [path] = paths else {
+        let n = paths.len();
+        return Err(Failure::Input(format!("--partial takes one trace, not {n}: write a file of each, and give the files to `report`")));
+    };
+    let output = Output::open(args.output.as_deref())?.not_inside(path)?;
+    let trace = Trace::open(path)?;
+    let bytes = Partial::of(&trace).and_then(|partial| partial.encode()).map_err(|e| analysis_failure(path, e))?;
+    output.stream(ui, |out| out.write_all(&bytes).map_err(|e| Failure::Environment(format!("cannot write the partial report: {e}"))))
+}
+
+/// The one report of partial reports.
+fn merged(paths: &[PathBuf], baseline: Option<(&Path, &Trace)>, wanted: &Wanted) -> Result<Report, Failure> {
+    let first = paths.first().map_or(Path::new(""), PathBuf::as_path);
+    let read = |path: &PathBuf| Partial::read(path).map_err(|e| analysis_failure(path, e));
+    let partials = paths.par_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let whole = partial::merge(partials).map_err(|e| analysis_failure(first, e))?;
+    whole.report(baseline.map(|(_, trace)| trace), &Options::default(), wanted).map_err(|e| match (&e, baseline) {
+        (AnalysisError::Baseline { .. }, Some((other, _))) => analysis_failure(other, e),
+        _ => analysis_failure(first, e),
+    })
+}
+
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     // What would be passed over is refused before anything is read.
     if args.table.is_some() && args.format != Format::Csv {
         return Err(Failure::Input("--table goes with --format csv; the other formats have every table".into()));
     }
-    if args.per_layer && args.traces.len() > 1 {
+    let paths = traces::several(&args.traces)?;
+    if args.partial {
+        return write_partial(args, &paths, ui);
+    }
+    // A file can only be a partial report; several of them are one report, and no trace of their own.
+    let partials = paths.iter().filter(|path| path.is_file()).count();
+    if let Some(trace) = paths.iter().find(|path| !path.is_file()).filter(|_| partials > 0) {
+        let reason = "a trace among partial reports; make a partial report of it with --partial, or give traces alone";
+        return Err(Failure::Input(format!("{}: {reason}", trace.display())));
+    }
+    if args.per_layer && paths.len() > 1 && partials == 0 {
         return Err(Failure::Input("--per-layer goes with one trace; several are compared as a whole".into()));
     }
     let mut output = Output::open(args.output.as_deref())?;
     let mut placement_out = args.placement_out.as_deref().map(|path| Output::open(Some(path))).transpose()?;
-    for trace in &args.traces {
+    for trace in &paths {
         output = output.not_inside(trace)?;
         placement_out = placement_out.map(|out| out.not_inside(trace)).transpose()?;
     }
     let wanted = args.wanted()?;
-    let baseline = args.baseline.as_deref().map(Trace::open).transpose()?;
-    let mut reports = Vec::with_capacity(args.traces.len());
+    let baseline_path = args.baseline.as_deref().map(traces::one).transpose()?;
+    let baseline = baseline_path.as_deref().map(Trace::open).transpose()?;
+    let mut reports = Vec::with_capacity(paths.len());
     let mut balanced = None;
-    for path in &args.traces {
+    if partials > 0 {
+        if placement_out.is_some() {
+            return Err(Failure::Input("--placement-out needs the routes, which partial reports do not have".into()));
+        }
+        reports.push(merged(&paths, baseline_path.as_deref().zip(baseline.as_ref()), &wanted)?);
+    }
+    for path in paths.iter().filter(|_| partials == 0) {
         let trace = Trace::open(path)?;
         let report = analysis::analyze_wanted(&trace, baseline.as_ref(), &Options::default(), &wanted);
-        reports.push(report.map_err(|e| match (&e, &args.baseline) {
+        reports.push(report.map_err(|e| match (&e, &baseline_path) {
             (AnalysisError::Baseline { .. }, Some(other)) => analysis_failure(other, e),
             _ => analysis_failure(path, e),
         })?);
-        if let (Some(ranks), true, 1) = (args.ep, placement_out.is_some(), args.traces.len()) {
+        if let (Some(ranks), true, 1) = (args.ep, placement_out.is_some(), paths.len()) {
             balanced = Some(parallel::balanced_file(&trace, ranks).map_err(|e| analysis_failure(path, e))?);
         }
     }

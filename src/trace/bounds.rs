@@ -36,7 +36,7 @@ impl Bound {
 
 /// Rows of a table other than `routes`: the tokens of a real step alone take more than eight bytes.
 const ROWS: Bound = Bound { free: 1 << 20, per_byte: 0.125 };
-/// Rows of `kernels`: repeated shapes and near times make small rows.
+/// Rows of `kernels`, whose repeated shapes and near times make small rows, and of partial reports, many of whose rows are one small number.
 const KERNEL_ROWS: Bound = Bound { free: 1 << 20, per_byte: 1.0 };
 /// Numbers in the lists of one column.
 const LIST_VALUES: Bound = Bound { free: 8 << 20, per_byte: 2.0 };
@@ -65,7 +65,7 @@ impl Budget {
     /// When they have more rows than their bytes allow.
     pub(super) fn new(table: &'static str, parts: &[PartHandle]) -> Result<Self, TraceError> {
         let bytes = total_bytes(parts);
-        let most = if table == schema::KERNELS { KERNEL_ROWS } else { ROWS }.of(bytes);
+        let most = if matches!(table, schema::KERNELS | schema::PARTIAL) { KERNEL_ROWS } else { ROWS }.of(bytes);
         let mut rows = 0u64;
         for part in parts {
             rows = rows.saturating_add(part.rows());

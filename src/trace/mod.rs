@@ -20,6 +20,7 @@ mod mailbox;
 pub mod manifest;
 mod output;
 mod part_file;
+pub mod partial_file;
 pub mod parts;
 pub mod passes;
 pub mod probe;

@@ -17,6 +17,9 @@ pub const TELEMETRY: &str = "telemetry";
 /// One row per kernel launch, or per operation of the CPU engine.
 pub const KERNELS: &str = "kernels";
 
+/// The entries of a partial report, which is no table of a trace.
+pub const PARTIAL: &str = "partial";
+
 /// The tables of this version.
 pub const TABLES: [&str; 5] = [REQUESTS, STEPS, ROUTES, KERNELS, TELEMETRY];
 
@@ -65,6 +68,9 @@ pub mod col {
     pub const REGISTERS: &str = "registers";
     pub const SHARED_BYTES: &str = "shared_bytes";
 
+    pub const KIND: &str = "kind";
+    pub const VALUES: &str = "values";
+
     pub const TIME_NS: &str = "time_ns";
     pub const SM_CLOCK_MHZ: &str = "sm_clock_mhz";
     pub const MEMORY_CLOCK_MHZ: &str = "memory_clock_mhz";
@@ -109,6 +115,21 @@ fn list_of(item: DataType) -> DataType {
 /// Text of few distinct words.
 fn words() -> DataType {
     DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8))
+}
+
+/// Columns of a partial report.
+pub fn partial() -> SchemaRef {
+    use DataType::{Float32, Int64, UInt16, UInt32, Utf8};
+    Arc::new(Schema::new(vec![
+        required(col::KIND, words()),
+        optional(col::REQUEST_ID, UInt32),
+        optional(col::STEP_ID, UInt32),
+        optional(col::LAYER, UInt16),
+        optional(col::ROWS, UInt16),
+        required(col::NAME, Utf8),
+        required(col::VALUES, list_of(Int64)),
+        optional(col::DRAFT_PROBS, list_of(Float32)),
+    ]))
 }
 
 /// Columns of `routes` for `k` experts per row, with gate weights or without.

@@ -35,6 +35,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("clap", &["cli"]),
     ("clap_complete", &["cli"]),
     ("clap_mangen", &["cli"]),
+    ("glob", &["cli"]),
     ("indicatif", &["cli"]),
     ("anstream", &["report", "cli"]),
     ("ctrlc", &["cli"]),

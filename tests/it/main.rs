@@ -18,6 +18,7 @@ mod inspect;
 mod kernels;
 mod layers;
 mod pages;
+mod partial;
 mod quantised;
 mod readme;
 mod record;

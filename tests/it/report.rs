@@ -324,3 +324,28 @@ fn exit_codes_and_files() {
     fs::write(&manifest, &text[..text.len() / 2]).unwrap();
     report().arg(&trace).assert().code(4).stderr(contains("manifest.json"));
 }
+
+#[test]
+fn patterns_stand_for_all_traces_that_match() {
+    let dir = TempDir::new().unwrap();
+    for name in ["run-1", "run-2", "other"] {
+        small().write(&dir.path().join(name)).unwrap();
+    }
+    let names = |args: &[&str]| -> Vec<String> {
+        let out = report().current_dir(dir.path()).args(args).args(["--format", "json"]).assert().success();
+        let value: Value = serde_json::from_slice(&out.get_output().stdout).unwrap();
+        value["reports"].as_array().unwrap().iter().map(|r| r["run"]["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&["run-*"]), ["run-1", "run-2"]);
+    assert_eq!(names(&["other", "run-[12]"]), ["other", "run-1", "run-2"]);
+    report().current_dir(dir.path()).arg("o*").assert().success().stdout(contains("other"));
+    report().current_dir(dir.path()).arg("nil*").assert().code(2).stdout("").stderr(contains("nil*: no such path"));
+    // Where one trace is meant, several are too many.
+    for command in [&["inspect", "run-*"][..], &["advise", "run-*"], &["export", "run-*", "--format", "jsonl"], &["diff", "other", "run-*"]]
+    {
+        let failed = Command::cargo_bin("specprof").unwrap().current_dir(dir.path()).args(command).assert().code(2).stdout("");
+        failed.stderr(contains("run-*: matches 2 paths, and one is wanted: run-1, run-2"));
+    }
+    Command::cargo_bin("specprof").unwrap().current_dir(dir.path()).args(["diff", "oth*", "run-?", "--fail-on", "none"]).assert().code(2);
+    Command::cargo_bin("specprof").unwrap().current_dir(dir.path()).args(["inspect", "oth*", "--check"]).assert().success();
+}

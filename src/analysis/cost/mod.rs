@@ -8,7 +8,7 @@ mod collect;
 mod ratios;
 pub(in crate::analysis) mod regression;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::pass::{PassCounts, Plan};
 use super::steps::{StepRow, StepTable};

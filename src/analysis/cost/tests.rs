@@ -106,6 +106,12 @@ impl Planted {
     }
 }
 
+/// A trace of so many requests whose steps and operations have times.
+pub fn timed(requests: u32) -> Memory {
+    let planted = Planted::new(5, |union, rows| 177_000.0 + 36_000.0 * union + 900.0 * rows, 9_000.0);
+    planted.requests(requests, &|p| 3 + (p.rng.next_u32() % 3) as usize, &|p| p.unit())
+}
+
 fn code(report: &Report, code: &str) -> bool {
     report.warnings.iter().any(|w| w.code == code)
 }

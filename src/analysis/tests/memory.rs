@@ -11,6 +11,9 @@ use crate::trace::manifest::{
 use crate::trace::{Kernels, Phase, RequestEvent};
 use std::collections::BTreeMap;
 
+/// How tests analyse.
+pub const OPTIONS: Options = Options { resamples: 200, seed: 1 };
+
 /// One row of `routes`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
@@ -82,6 +85,11 @@ impl Memory {
     }
 
     pub fn try_report_of(&self, wanted: &Wanted) -> Result<Report, AnalysisError> {
+        self.with_input(|input| analyze_input(input, &OPTIONS, wanted))
+    }
+
+    /// Lets `work` have the trace as the analysis' input.
+    pub fn with_input<T>(&self, work: impl FnOnce(&Input<'_>) -> Result<T, AnalysisError>) -> Result<T, AnalysisError> {
         let mut trees = Trees::default();
         for (at, step) in self.steps.iter().enumerate() {
             let Some((parents, tokens, emitted)) = self.trees.get(&step.step_id) else { continue };
@@ -99,7 +107,7 @@ impl Memory {
             timed: Timed { times: &self.times, kernels: self },
             baseline: None,
         };
-        analyze_input(&input, &Options { resamples: 200, seed: 1 }, wanted)
+        work(&input)
     }
 
     pub fn report(&self) -> Report {

@@ -1,6 +1,6 @@
 //! Whole reports of traces in memory, against naive sets and against routings whose statistics are known.
 
 pub mod memory;
-mod naive;
-mod shapes;
+pub mod naive;
+pub mod shapes;
 mod truth;

@@ -112,7 +112,7 @@ fn check(stats: &WindowStats, all: &[Window], k: usize, experts: usize) -> Resul
 
 /// Random traces of two layers: interleaved requests, windows of several lengths, decode and prefill steps in between,
 /// rows of the draft module in a layer of its own and under the number of a target layer.
-fn traces() -> impl Strategy<Value = Memory> {
+pub fn traces() -> impl Strategy<Value = Memory> {
     let step = (0u32..3, 0usize..10, 0u16..5, 0u64..u64::MAX, 1u32..4, any::<bool>());
     let shape = (prop_oneof![Just(8usize), 1usize..10], 10usize..40);
     (shape, prop::collection::vec(step, 1..25), 0u32..40, 1usize..60, prop::collection::vec(0u32..60, 0..4)).prop_map(

@@ -144,7 +144,7 @@ fn check(stats: &WindowStats, all: &[Window], k: usize) -> Result<(), TestCaseEr
 }
 
 /// Random traces of two layers: windows of trees and chains by turns, tokens that repeat, passes of one to three requests.
-fn traces() -> impl Strategy<Value = Memory> {
+pub fn traces() -> impl Strategy<Value = Memory> {
     let step = (0usize..8, any::<u64>(), 0usize..5, any::<bool>());
     let shape = (1usize..6, 8usize..20, 1u32..4);
     (shape, prop::collection::vec(step, 1..24), 1usize..40, prop::collection::vec(0u32..24, 0..6)).prop_map(

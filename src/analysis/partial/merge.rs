@@ -1,0 +1,288 @@
+//! Partials of several traces put together into one, as if one trace held all their requests.
+
+use super::Partial;
+use super::operations::{Operation, Operations};
+use crate::analysis::AnalysisError;
+use crate::analysis::pass::PassCounts;
+use crate::analysis::trees::Trees;
+use crate::trace::Manifest;
+use crate::trace::manifest::{Instrumentation, Warning};
+use std::collections::HashMap;
+
+/// Most partials of one report.
+const MOST: usize = 1024;
+/// Names that are shown of many.
+const SHOWN: usize = 3;
+
+/// One partial of several, whatever their order.
+///
+/// Requests of different partials are different requests. They and their steps keep their ids where no two partials have the same one;
+/// otherwise they are numbered anew, in the order of their ids, then of their files' fingerprints.
+///
+/// # Errors
+/// [`AnalysisError::Incomparable`] when they are of different models, windows or devices, or one is given twice.
+pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
+    if parts.len() > MOST {
+        return Err(AnalysisError::Incomparable { reason: format!("{} partial reports; at most {MOST} are put together", parts.len()) });
+    }
+    parts.sort_by_key(|part| part.fingerprint);
+    if let Some([first, second]) =
+        parts.windows(2).find_map(|pair| <&[Partial; 2]>::try_from(pair).ok().filter(|p| p[0].fingerprint == p[1].fingerprint))
+    {
+        let reason = format!("{} and {} are the same partial report; its requests would count twice", first.origin, second.origin);
+        return Err(AnalysisError::Incomparable { reason });
+    }
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
+    }
+    let Some((first, others)) = parts.split_first() else {
+        return Err(AnalysisError::Incomparable { reason: "no partial report".into() });
+    };
+    others.iter().try_for_each(|other| comparable(first, other))?;
+
+    let ids_of = |part: &Partial| {
+        let of_steps = part.steps.iter().map(|s| s.request_id);
+        let mut ids: Vec<u32> = of_steps.chain(part.requests.iter().map(|r| r.request_id)).chain(part.identities.keys().copied()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    };
+    let requests = Numbers::new(&parts.iter().map(ids_of).collect::<Vec<_>>())?;
+    let steps = Numbers::new(&parts.iter().map(|part| part.steps.iter().map(|s| s.step_id).collect()).collect::<Vec<_>>())?;
+    let mut whole = Partial {
+        origin: first.origin.clone(),
+        fingerprint: first.fingerprint,
+        name: name_of(&parts),
+        manifest: manifest_of(&parts),
+        steps: Vec::new(),
+        times: Vec::new(),
+        draft_probs: Vec::new(),
+        trees: Trees::default(),
+        requests: Vec::new(),
+        identities: parts
+            .iter()
+            .enumerate()
+            .flat_map(|(of, part)| part.identities.iter().map(move |(&id, identity)| (of, id, identity)))
+            .map(|(of, id, identity)| (requests.new_id(of, id), identity.clone()))
+            .collect(),
+        counts: PassCounts::default(),
+        without_pairs: parts.iter().flat_map(|part| part.without_pairs.iter().copied()).collect(),
+        operations: Operations::new(&first.layers()),
+    };
+    whole.without_pairs.sort_unstable();
+    whole.without_pairs.dedup();
+    // By new number: where a step comes from.
+    for (new, &(_, of, at)) in steps.order.iter().enumerate() {
+        let part = &parts[of];
+        let mut step = part.steps[at];
+        (step.step_id, step.request_id) = (steps.id_at(new), requests.new_id(of, step.request_id));
+        whole.steps.push(step);
+        whole.times.push(part.times.get(at).copied().unwrap_or_default());
+        whole.draft_probs.push(part.draft_probs.get(at).cloned().flatten());
+        if let Some(shape) = part.trees.get(at) {
+            whole.trees.put(new, shape.clone());
+        }
+    }
+    for (of, part) in parts.iter().enumerate() {
+        whole.requests.extend(part.requests.iter().cloned().map(|mut event| {
+            event.request_id = requests.new_id(of, event.request_id);
+            event
+        }));
+    }
+    whole.requests.sort_by_key(|event| event.request_id);
+    operations(&mut whole.operations, &parts, &steps);
+    whole.counts = counts_of(parts, &requests, &steps, &whole)?;
+    Ok(whole)
+}
+
+/// New numbers of requests or steps.
+struct Numbers {
+    /// (old id, partial, place in it), by new number.
+    order: Vec<(u32, usize, usize)>,
+    /// By partial: the new number of each place.
+    new: Vec<Vec<u32>>,
+    /// By partial: the old ids, ascending, each with its new number.
+    ids: Vec<HashMap<u32, u32>>,
+    /// Whether old ids are kept.
+    keep: bool,
+}
+
+impl Numbers {
+    /// Of old ids by partial.
+    fn new(ids: &[Vec<u32>]) -> Result<Self, AnalysisError> {
+        let mut order: Vec<(u32, usize, usize)> =
+            ids.iter().enumerate().flat_map(|(of, ids)| ids.iter().enumerate().map(move |(at, &id)| (id, of, at))).collect();
+        if u32::try_from(order.len()).is_err() {
+            return Err(AnalysisError::TooLarge { reason: format!("{} steps over all partial reports", order.len()) });
+        }
+        order.sort_unstable();
+        let keep = order.windows(2).all(|pair| pair[0].0 != pair[1].0);
+        let mut new: Vec<Vec<u32>> = ids.iter().map(|ids| vec![0; ids.len()]).collect();
+        let mut by_id: Vec<HashMap<u32, u32>> = ids.iter().map(|ids| HashMap::with_capacity(ids.len())).collect();
+        for (number, &(id, of, at)) in (0u32..).zip(&order) {
+            new[of][at] = number;
+            by_id[of].insert(id, number);
+        }
+        Ok(Self { order, new, ids: by_id, keep })
+    }
+
+    /// The new id of a number.
+    fn id_at(&self, number: usize) -> u32 {
+        match self.order.get(number) {
+            Some(&(id, ..)) if self.keep => id,
+            _ => number as u32,
+        }
+    }
+
+    /// The new id of an old one.
+    fn new_id(&self, of: usize, id: u32) -> u32 {
+        self.ids[of].get(&id).map_or(id, |&number| self.id_at(number as usize))
+    }
+}
+
+fn operations(to: &mut Operations, parts: &[Partial], steps: &Numbers) {
+    let mut all: Vec<(u32, Operation<'_>)> = Vec::new();
+    for (of, part) in parts.iter().enumerate() {
+        let number = |operation: Operation<'_>| steps.ids[of].get(&operation.step_id).copied();
+        all.extend(part.operations.iter().filter_map(|operation| Some((number(operation)?, operation))));
+    }
+    // Stable: a step's components stay in their order.
+    all.sort_by_key(|(number, _)| *number);
+    for (number, operation) in all {
+        to.push(Operation { step_id: steps.id_at(number as usize), ..operation });
+    }
+}
+
+/// The counts of all, by the places of requests and steps in the whole.
+fn counts_of(parts: Vec<Partial>, requests: &Numbers, steps: &Numbers, whole: &Partial) -> Result<PassCounts, AnalysisError> {
+    let table = whole.table()?;
+    let plan = whole.plan(&table)?;
+    let mut counts = PassCounts::new(plan.layers.len());
+    for (of, part) in parts.into_iter().enumerate() {
+        // Requests of the table are those that have steps, ascending.
+        let own = part.table()?;
+        let place = |request: &crate::analysis::steps::RequestSpan| {
+            let id = requests.new_id(of, request.request_id);
+            table.requests.binary_search_by_key(&id, |r| r.request_id).map_or(u32::MAX, |at| at as u32)
+        };
+        let places: Vec<u32> = own.requests.iter().map(place).collect();
+        let mut theirs = part.counts;
+        theirs.renumber(
+            |at| steps.new[of].get(at as usize).copied().unwrap_or(u32::MAX),
+            |id| steps.ids[of].get(&id).map_or(id, |&number| steps.id_at(number as usize)),
+            |request| places.get(request as usize).copied().unwrap_or(u32::MAX),
+        );
+        theirs.drop_pairs(&whole.without_pairs);
+        counts.merge(theirs);
+        plan.limits.check(&counts)?;
+    }
+    counts.sort();
+    Ok(counts)
+}
+
+/// What must be the same for numbers to be of one thing.
+fn comparable(a: &Partial, b: &Partial) -> Result<(), AnalysisError> {
+    let differ = |what: &str, of_a: &dyn std::fmt::Debug, of_b: &dyn std::fmt::Debug| {
+        let reason =
+            format!("partial reports of different {what} are not put together: {} has {of_a:?}, {} has {of_b:?}", a.origin, b.origin);
+        Err(AnalysisError::Incomparable { reason })
+    };
+    let (m, n) = (&a.manifest, &b.manifest);
+    if m.model.experts_per_token != n.model.experts_per_token {
+        return differ("numbers of experts per token (k)", &m.model.experts_per_token, &n.model.experts_per_token);
+    }
+    if m.model.experts != n.model.experts {
+        return differ("numbers of experts", &m.model.experts, &n.model.experts);
+    }
+    if m.model.moe_layers != n.model.moe_layers {
+        return differ("routed layers", &m.model.moe_layers, &n.model.moe_layers);
+    }
+    if m.model != n.model {
+        return differ("models", &m.model.name, &n.model.name);
+    }
+    if m.drafter != n.drafter {
+        return differ("drafters or draft lengths", &(m.drafter.label(), m.drafter.draft_len), &(n.drafter.label(), n.drafter.draft_len));
+    }
+    if m.id_space != n.id_space {
+        return differ("id spaces", &m.id_space, &n.id_space);
+    }
+    if m.window_completeness != n.window_completeness {
+        return differ("window completeness", &m.window_completeness, &n.window_completeness);
+    }
+    if m.acceptance_known != n.acceptance_known {
+        return differ("knowledge of acceptance", &m.acceptance_known, &n.acceptance_known);
+    }
+    if m.verification != n.verification {
+        return differ("verification", &m.verification, &n.verification);
+    }
+    if m.router_weights != n.router_weights {
+        return differ("knowledge of gate weights", &m.router_weights, &n.router_weights);
+    }
+    if m.engine != n.engine {
+        return differ("engines", &m.engine, &n.engine);
+    }
+    if (m.emulated, &m.device.kind, &m.device.name) != (n.emulated, &n.device.kind, &n.device.name) {
+        return differ("devices", &m.device.label(), &n.device.label());
+    }
+    if m.host_times != n.host_times {
+        return differ("knowledge of host times", &m.host_times, &n.host_times);
+    }
+    Ok(())
+}
+
+/// The names in their order, the first few of many.
+fn name_of(parts: &[Partial]) -> String {
+    let mut names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+    names.sort_unstable();
+    let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
+}
+
+/// The facts of all: those that differ are unknown, with a warning that names them.
+fn manifest_of(parts: &[Partial]) -> Manifest {
+    let manifests = || parts.iter().map(|part| &part.manifest);
+    // Ordered by fingerprint: the same whatever the order of the arguments.
+    let mut whole = parts[0].manifest.clone();
+    let mut unknown = vec!["token_hash"];
+    whole.token_hash = None;
+    whole.started_unix_ns = manifests().map(|m| m.started_unix_ns).min().unwrap_or_default();
+    whole.ended_unix_ns = manifests().map(|m| m.ended_unix_ns).try_fold(i64::MIN, |last, ended| Some(last.max(ended?)));
+    whole.complete = manifests().all(|m| m.complete);
+    whole.incomplete_reason = manifests().filter_map(|m| m.incomplete_reason.clone()).min();
+    whole.text_stored = false;
+    whole.format_version = manifests().map(|m| m.format_version.clone()).max().unwrap_or_default();
+    whole.written_by = manifests().map(|m| m.written_by.clone()).max().unwrap_or_default();
+    if manifests().any(|m| m.sampling != whole.sampling) {
+        whole.sampling = None;
+        unknown.push("sampling");
+    }
+    if manifests().any(|m| m.device.units != whole.device.units) {
+        whole.device.units = None;
+        unknown.push("device.units");
+    }
+    let same =
+        |of: fn(&Instrumentation) -> Option<f64>| manifests().all(|m| of(&m.instrumentation) == of(&parts[0].manifest.instrumentation));
+    whole.instrumentation.writer_waits = manifests().fold(0, |sum, m| sum.saturating_add(m.instrumentation.writer_waits));
+    whole.instrumentation.writer_wait_ns = manifests().fold(0, |sum, m| sum.saturating_add(m.instrumentation.writer_wait_ns));
+    if !same(|i| i.overhead_share) {
+        whole.instrumentation.overhead_share = None;
+        unknown.push("instrumentation.overhead_share");
+    }
+    if !same(|i| i.copy_gb_per_s) {
+        whole.instrumentation.copy_gb_per_s = None;
+        unknown.push("instrumentation.copy_gb_per_s");
+    }
+    let mut warmups = manifests().map(|m| m.instrumentation.warmup_requests);
+    whole.instrumentation.warmup_requests = warmups.try_fold(0u32, |sum, n| Some(sum.saturating_add(n?)));
+    let mut warnings: Vec<&Warning> = manifests().flat_map(|m| &m.warnings).collect();
+    warnings.sort_by_key(|w| (&w.code, &w.message));
+    warnings.dedup();
+    // A single list in all of them keeps its order.
+    if manifests().any(|m| m.warnings != whole.warnings) {
+        whole.warnings = warnings.into_iter().cloned().collect();
+    }
+    let message =
+        format!("put together from {} partial reports, whose runs differ in, or together have no, {}", parts.len(), unknown.join(", "));
+    whole.warnings.push(Warning::new("merged_partials", message));
+    whole
+}

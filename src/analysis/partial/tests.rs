@@ -1,0 +1,285 @@
+//! Traces cut by request and put together again, and files that were tampered with.
+
+use super::{Partial, merge};
+use crate::analysis::cost::tests::timed;
+use crate::analysis::tests::memory::{Memory, OPTIONS};
+use crate::analysis::tests::{naive, shapes};
+use crate::analysis::{AnalysisError, GroupBy, Wanted};
+use crate::metric::report::{Report, RequestIdentity};
+use crate::trace::manifest::IdSpace;
+use crate::trace::partial_file::{Entry, EntryKind, PartialFile, encode};
+use crate::trace::{FinishReason, Kernels, Phase, RequestEvent};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Weights, draft probabilities, requests with tags: what the random traces lack.
+fn dressed(mut trace: Memory) -> Memory {
+    let drafts = |rows: u16| (1..rows).map(|row| 1.0 / f32::from(row + 1)).collect();
+    trace.draft_probs = trace.steps.iter().map(|s| (s.phase == Phase::Verify && s.step_id % 7 != 0).then(|| drafts(s.rows))).collect();
+    for (at, route) in trace.routes.iter_mut().enumerate() {
+        route.weights = route.ids.iter().map(|&id| f32::from(id + 1) / (at % 13 + 1) as f32).collect();
+    }
+    let mut ids: Vec<u32> = trace.steps.iter().map(|s| s.request_id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    // One that never had a step, and one whose entry is missing.
+    ids.push(77);
+    let event = |&request_id: &u32| RequestEvent {
+        request_id,
+        id: format!("r{request_id}"),
+        prompt_tokens: 3,
+        generated_tokens: 9,
+        finish_reason: FinishReason::Stop,
+        tags: format!(r#"{{"kind": "{}"}}"#, ["chat", "code"][request_id as usize % 2]),
+        prompt_text: None,
+        output_text: None,
+    };
+    trace.requests = ids.iter().skip(1).map(event).collect();
+    trace.manifest.model.bytes_other_per_step = Some(1 << 20);
+    trace.manifest.drafter.bytes_per_draft = Some(1 << 16);
+    trace
+}
+
+/// The requests of a trace that are in this shard.
+fn shard(trace: &Memory, keep: impl Fn(u32) -> bool) -> Memory {
+    let kept: Vec<usize> = (0..trace.steps.len()).filter(|&at| keep(trace.steps[at].request_id)).collect();
+    let steps: Vec<_> = kept.iter().map(|&at| trace.steps[at]).collect();
+    let has = |step: u32| steps.iter().any(|s| s.step_id == step);
+    let k = &trace.kernels;
+    let operations: Vec<usize> = (0..k.len()).filter(|&i| has(k.step_id[i])).collect();
+    Memory {
+        routes: trace.routes.iter().filter(|r| has(r.step)).cloned().collect(),
+        draft_probs: kept.iter().filter_map(|&at| trace.draft_probs.get(at).cloned()).collect(),
+        times: kept.iter().filter_map(|&at| trace.times.get(at).copied()).collect(),
+        requests: trace.requests.iter().filter(|r| keep(r.request_id)).cloned().collect(),
+        passes: Vec::new(),
+        kernels: Kernels {
+            step_id: operations.iter().map(|&i| k.step_id[i]).collect(),
+            layer: operations.iter().map(|&i| k.layer[i]).collect(),
+            module: operations.iter().map(|&i| k.module[i]).collect(),
+            component: operations.iter().map(|&i| k.component[i]).collect(),
+            begin_ns: operations.iter().map(|&i| k.begin_ns[i]).collect(),
+            end_ns: operations.iter().map(|&i| k.end_ns[i]).collect(),
+        },
+        steps: steps.clone(),
+        manifest: trace.manifest.clone(),
+        trees: trace.trees.clone(),
+        cuts: trace.cuts.clone(),
+        slice: trace.slice,
+    }
+}
+
+/// Through a file.
+fn partial(dir: &Path, name: &str, trace: &Memory) -> Result<Partial, AnalysisError> {
+    let identity = |id: u32| RequestIdentity { prompt: None, output: format!("o{id}"), windows: format!("w{id}") };
+    let identities: HashMap<u32, _> = trace.steps.iter().map(|s| (s.request_id, identity(s.request_id))).collect();
+    let path = dir.join(name);
+    std::fs::write(&path, trace.with_input(|input| Partial::of_input(input, identities))?.encode()?).unwrap();
+    Partial::read(&path)
+}
+
+fn wanted(by: Option<&str>) -> Wanted {
+    Wanted { by: by.map(|by| by.parse::<GroupBy>().unwrap()), ..Wanted::default() }
+}
+
+/// As JSON, but for what tells that it was put together.
+fn json(mut report: Report) -> String {
+    report.run.name = String::new();
+    report.warnings.retain(|w| w.code != "merged_partials");
+    report.by_request.iter_mut().for_each(|r| r.identity = None);
+    serde_json::to_string_pretty(&report).unwrap()
+}
+
+/// Reports of the whole, and of its shards in two orders, by every grouping.
+fn check(trace: &Memory, of: &dyn Fn(u32) -> u32) -> Result<(), TestCaseError> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut shards = Vec::new();
+    for number in 0..3 {
+        let part = shard(trace, |request| of(request) == number);
+        if part.steps.is_empty() && part.requests.is_empty() {
+            continue;
+        }
+        // Shards are told apart by their runs.
+        let mut part = part;
+        part.manifest.started_unix_ns += i64::from(number);
+        shards.push(partial(dir.path(), &number.to_string(), &part).map_err(|e| TestCaseError::fail(e.to_string()))?);
+    }
+    let whole = shard(trace, |_| true);
+    for by in [None, Some("request"), Some("tag:kind"), Some("context"), Some("layer")] {
+        let wanted = wanted(by);
+        let Ok(expected) = whole.try_report_of(&wanted) else { continue };
+        let mut expected = expected;
+        if shards.len() > 1 {
+            expected.run.ended_unix_ns = whole.manifest.ended_unix_ns;
+        }
+        let expected = json(expected);
+        for turned in [false, true] {
+            let mut given = shards.clone();
+            if turned {
+                given.reverse();
+            }
+            let mut found = merge(given).unwrap().report(None, &OPTIONS, &wanted).unwrap();
+            found.run.started_unix_ns = whole.manifest.started_unix_ns;
+            let found = json(found);
+            let differing = found.lines().zip(expected.lines()).find(|(a, b)| a != b);
+            prop_assert!(found == expected, "by {:?}: {:?}", wanted.by, differing);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn shards_give_the_report_of_the_whole(trace in naive::traces(), seed in any::<u32>()) {
+        check(&dressed(trace), &|request| (seed >> (2 * (request % 4))) % 3)?;
+    }
+
+    #[test]
+    fn so_do_shards_of_trees(trace in shapes::traces(), seed in any::<u32>()) {
+        check(&dressed(trace), &|request| (seed >> (2 * (request % 4))) % 3)?;
+    }
+
+    /// Whatever is written into an entry, the file is refused or a report comes out.
+    #[test]
+    fn tampered_entries_are_no_panic(
+        trees in any::<bool>(), chains in naive::traces(), forests in shapes::traces(), which in any::<prop::sample::Index>(),
+        at in any::<prop::sample::Index>(), value in prop_oneof![Just(0), Just(-1), Just(1), Just(i64::MAX), Just(i64::MIN), Just(1 << 38), 0i64..100], how in 0..5,
+    ) {
+        let trace = shard(&dressed(if trees { forests } else { chains }), |_| true);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p");
+        partial(dir.path(), "p", &trace).unwrap();
+        let file = PartialFile::open(&path).unwrap();
+        let mut entries: Vec<Entry> = Vec::new();
+        file.each(|entry| { entries.push(entry); Ok(()) }).unwrap();
+        let i = which.index(entries.len());
+        let entry = &mut entries[i];
+        match how {
+            0 if !entry.values.is_empty() => { let j = at.index(entry.values.len()); entry.values[j] = value; }
+            1 => { entry.values.pop(); }
+            2 => { entry.rows = Some(value as u16); entry.layer = entry.layer.map(|l| l + 1); }
+            3 => { entry.step_id = Some(value as u32); entry.request_id = entry.request_id.map(|r| r + 1); }
+            4 => { let double = entry.clone(); entries.push(double); }
+            _ => { entries.remove(i); }
+        }
+        let bytes = encode(file.name(), file.manifest(), entries.into_iter()).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        if let Ok(partial) = Partial::read(&path) {
+            for by in [None, Some("request"), Some("context")] {
+                let _ = partial.report(None, &OPTIONS, &wanted(by));
+            }
+            let _ = merge(vec![partial.clone(), Partial { fingerprint: [9; 32], ..partial }]).map(|both| both.report(None, &OPTIONS, &wanted(None)));
+        }
+    }
+}
+
+#[test]
+fn times_of_shards_are_those_of_the_whole() {
+    let mut trace = dressed(timed(7));
+    trace.draft_probs.clear();
+    // As a trace has it: one column for both.
+    trace.steps.iter_mut().zip(&trace.times).for_each(|(step, time)| step.context_len = time.context_len);
+    let report = trace.report();
+    assert!(report.cost.as_ref().unwrap().verify_ratio_ci95.is_some() && report.layers[0].cost.as_ref().unwrap().ci95.is_some());
+    check(&trace, &|request| request % 3).unwrap();
+    check(&trace, &|_| 0).unwrap();
+}
+
+#[test]
+fn requests_of_one_number_are_different_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut one = Memory::new(&[1], 6, 2);
+    one.verify(0, 0, &[vec![vec![0, 1], vec![0, 2]]]);
+    one.verify(0, 1, &[vec![vec![0, 1], vec![0, 1]]]);
+    let mut two = Memory::new(&[1], 6, 2);
+    two.verify(0, 1, &[vec![vec![2, 3], vec![4, 5]]]);
+    two.manifest.started_unix_ns = 5;
+    let parts = [partial(dir.path(), "a", &one).unwrap(), partial(dir.path(), "b", &two).unwrap()];
+    let report = |parts: Vec<Partial>| merge(parts).unwrap().report(None, &OPTIONS, &wanted(None)).unwrap();
+    let found = report(parts.to_vec());
+    assert_eq!(found, report(parts.iter().rev().cloned().collect()));
+    // Unions 3, 2 and 4; the second request's first window has none before it.
+    assert_eq!((found.totals.requests, found.totals.verify_steps, found.by_request.len()), (2, 3, 2));
+    assert_eq!(found.layers[0].stats.union.as_ref().unwrap().histogram, [0, 0, 1, 1, 1]);
+    assert_eq!(found.layers[0].stats.step_reuse, Some(1.0));
+    let mut tokens: Vec<f64> = found.by_request.iter().filter_map(|r| r.tokens_per_step).collect();
+    tokens.sort_by(f64::total_cmp);
+    assert_eq!(tokens, [1.5, 2.0]);
+    assert!(found.warnings.iter().any(|w| w.code == "merged_partials" && w.message.contains("2 partial reports")));
+    assert_eq!(found.run.name, "memory, memory");
+}
+
+#[test]
+fn what_cannot_be_put_together_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut trace = Memory::new(&[1], 6, 2);
+    trace.verify(0, 0, &[vec![vec![0, 1], vec![0, 2]]]);
+    let first = partial(dir.path(), "first", &trace).unwrap();
+    let error = |parts: Vec<Partial>| merge(parts).unwrap_err().to_string();
+    assert!(error(vec![first.clone(), first.clone()]).contains("first are the same partial report"));
+    assert!(error(Vec::new()).contains("no partial report"));
+    let other = |change: &dyn Fn(&mut Memory)| {
+        let mut trace = trace.clone();
+        change(&mut trace);
+        error(vec![first.clone(), partial(dir.path(), "other", &trace).unwrap()])
+    };
+    assert!(other(&|t| t.manifest.model.experts = 7).contains("numbers of experts"));
+    assert!(other(&|t| t.manifest.model.moe_layers = vec![0, 1]).contains("routed layers"));
+    assert!(other(&|t| t.manifest.model.name = "big".into()).contains("different models"));
+    assert!(other(&|t| t.manifest.drafter.draft_len = Some(2)).contains("draft lengths"));
+    let spaces = other(&|t| t.manifest.id_space = IdSpace::Physical);
+    assert!(spaces.contains("id spaces") && spaces.contains("first has") && spaces.contains("other has"), "{spaces}");
+    assert!(other(&|t| t.manifest.window_completeness = crate::trace::manifest::WindowCompleteness::AcceptedOnly).contains("completeness"));
+    assert!(other(&|t| t.manifest.device.name = "x".into()).contains("devices"));
+    // Passes of several requests have no partial, ranks none of a partial.
+    let mut shared = trace.clone();
+    shared.passes = vec![Some(0)];
+    assert!(partial(dir.path(), "shared", &shared).unwrap_err().to_string().contains("share forward passes"));
+    let parallel = crate::analysis::Parallel { ranks: 2, placement: crate::analysis::parallel::placement::Choice::Contiguous };
+    let ranks = Wanted { parallel: Some(parallel), ..Wanted::default() };
+    assert!(first.report(None, &OPTIONS, &ranks).unwrap_err().to_string().contains("need the routes"));
+}
+
+#[test]
+fn contradictions_name_the_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut trace = Memory::new(&[1], 6, 2);
+    trace.verify(0, 0, &[vec![vec![0, 1], vec![0, 2]]]);
+    partial(dir.path(), "p", &trace).unwrap();
+    let path = dir.path().join("p");
+    let file = PartialFile::open(&path).unwrap();
+    let mut entries: Vec<Entry> = Vec::new();
+    file.each(|entry| {
+        entries.push(entry);
+        Ok(())
+    })
+    .unwrap();
+    let error = |change: &dyn Fn(&mut Entry)| {
+        let mut entries = entries.clone();
+        entries.iter_mut().for_each(change);
+        let changed = dir.path().join("changed");
+        std::fs::write(&changed, encode("p", file.manifest(), entries.into_iter()).unwrap()).unwrap();
+        Partial::read(&changed).unwrap_err().to_string()
+    };
+    let only = |kind: EntryKind, change: fn(&mut Entry)| {
+        move |entry: &mut Entry| {
+            if entry.kind == kind {
+                change(entry)
+            }
+        }
+    };
+    assert!(error(&only(EntryKind::Added, |e| e.step_id = Some(8))).ends_with("added: there is no step 8"));
+    assert!(error(&only(EntryKind::Load, |e| e.layer = Some(3))).ends_with("layer 3 is no routed layer of the target"));
+    assert!(error(&only(EntryKind::Sums, |e| e.request_id = Some(3))).ends_with("request 3 has no step"));
+    assert!(
+        error(&only(EntryKind::Window, |e| if e.name == "union_histogram" {
+            e.values[0] = 1
+        }))
+        .contains("another number of them")
+    );
+    assert!(error(&only(EntryKind::Window, |e| e.values[0] = -1)).ends_with("-1 is no count"));
+    assert!(error(&only(EntryKind::Step, |e| e.values[0] = 9)).contains("9 drafts accepted of 2 rows"));
+}

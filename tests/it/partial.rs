@@ -1,0 +1,109 @@
+//! Partial reports as their users see them: written, put together in any order, refused where they do not belong together.
+
+use crate::report::report;
+use crate::trace::{edit_manifest, small};
+use predicates::str::contains;
+use serde_json::Value;
+use specprof::trace::Synth;
+use specprof::trace::synth::PlantedTimes;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+fn write(dir: &Path, name: &str, synth: &Synth) {
+    synth.write(&dir.join(name)).unwrap();
+    // As if a device had run: only then are there times.
+    edit_manifest(&dir.join(name), |m| m.emulated = false);
+    report().current_dir(dir).args([name, "--partial", "-o"]).arg(format!("{name}.parquet")).assert().success().stdout("").stderr("");
+}
+
+fn json(dir: &Path, args: &[&str]) -> Value {
+    let out = report().current_dir(dir).args(args).args(["--format", "json"]).assert().success().stderr("");
+    serde_json::from_slice(&out.get_output().stdout).unwrap()
+}
+
+#[test]
+fn one_partial_is_its_trace() {
+    let dir = TempDir::new().unwrap();
+    let times = PlantedTimes { base: 177.0, per_expert: 36.0, per_row: 0.0, attention: 90.0, attention_per_row: 30.0, noise: 10.0 };
+    for (name, synth) in [("plain", small()), ("timed", Synth { times: Some(times), requests: 4, weights: false, ..small() })] {
+        write(dir.path(), name, &synth);
+        for by in [&[][..], &["--by", "request"], &["--by", "context"], &["--by", "layer"]] {
+            let mut expected = json(dir.path(), &[&[name][..], by].concat());
+            // Whatever samples there are of the machine are not in the file.
+            let telemetry = expected["telemetry"].take();
+            let mut found = json(dir.path(), &[&[format!("{name}.parquet").as_str()][..], by].concat());
+            let warnings = found["warnings"].as_array_mut().unwrap();
+            let before = warnings.len();
+            warnings.retain(|w| w["code"] != "telemetry_left_out");
+            assert_eq!(warnings.len() + usize::from(!telemetry.is_null()), before);
+            assert!(found == expected, "{name} {by:?}");
+        }
+    }
+    // The same file every time.
+    let bytes = fs::read(dir.path().join("plain.parquet")).unwrap();
+    report().current_dir(dir.path()).args(["plain", "--partial", "-o", "again.parquet"]).assert().success();
+    assert!(bytes == fs::read(dir.path().join("again.parquet")).unwrap());
+}
+
+#[test]
+fn several_make_one_report_in_any_order() {
+    let dir = TempDir::new().unwrap();
+    for seed in 1..4u64 {
+        write(dir.path(), &format!("shard-{seed}"), &Synth { seed, requests: 3, ..small() });
+    }
+    let names = ["shard-1.parquet", "shard-2.parquet", "shard-3.parquet"];
+    let whole = json(dir.path(), &names);
+    assert_eq!(whole, json(dir.path(), &[names[2], names[0], names[1]]));
+    assert_eq!(whole, json(dir.path(), &["shard-*.parquet"]));
+    let parts: Vec<Value> = (1..4).map(|n| json(dir.path(), &[format!("shard-{n}").as_str()])).collect();
+    for key in ["requests", "steps", "verify_steps", "tokens_emitted"] {
+        let sum: u64 = parts.iter().map(|p| p["totals"][key].as_u64().unwrap()).sum();
+        assert_eq!(whole["totals"][key], sum, "{key}");
+    }
+    let windows: u64 = parts.iter().map(|p| p["layers"][0]["windows"].as_u64().unwrap()).sum();
+    assert_eq!(whole["layers"][0]["windows"], windows);
+    assert_eq!(whole["run"]["token_hash"], Value::Null);
+    // Every format takes them.
+    report().current_dir(dir.path()).args(names).args(["--per-layer"]).assert().success().stdout(contains("shard-1, shard-2, shard-3"));
+    report().current_dir(dir.path()).args(names).args(["--format", "html", "-o", "page.html"]).assert().success();
+}
+
+#[test]
+fn what_does_not_go_together_is_usage() {
+    let dir = TempDir::new().unwrap();
+    write(dir.path(), "a", &small());
+    write(dir.path(), "b", &Synth { k: 3, ..small() });
+    let refused = |args: &[&str], what: &str| {
+        report().current_dir(dir.path()).args(args).assert().code(2).stdout("").stderr(contains(what));
+    };
+    refused(&["a.parquet", "b.parquet"], "experts per token (k)");
+    refused(&["a.parquet", "a.parquet"], "are the same partial report");
+    refused(&["a", "a.parquet"], "a: a trace among partial reports");
+    refused(&["a.parquet", "--ep", "2"], "need the routes");
+    refused(&["a", "b", "--partial", "-o", "c.parquet"], "--partial takes one trace, not 2");
+    refused(&["a", "--partial"], "--output");
+    refused(&["a", "--partial", "-o", "c.parquet", "--format", "json"], "cannot be used with");
+    assert!(!dir.path().join("c.parquet").exists());
+    fs::write(dir.path().join("r.json"), "{}").unwrap();
+    refused(&["r.json"], "neither a directory nor a partial report");
+    let part = fs::read_dir(dir.path().join("a/steps")).unwrap().next().unwrap().unwrap().path();
+    refused(&[part.to_str().unwrap()], "neither a directory nor a partial report");
+}
+
+#[test]
+fn broken_files_are_corrupt_and_never_a_panic() {
+    let dir = TempDir::new().unwrap();
+    write(dir.path(), "a", &small());
+    let bytes = fs::read(dir.path().join("a.parquet")).unwrap();
+    for at in (4..bytes.len()).step_by(bytes.len() / 60) {
+        let mut broken = bytes.clone();
+        broken[at] ^= 0x55;
+        fs::write(dir.path().join("x.parquet"), broken).unwrap();
+        let out = report().current_dir(dir.path()).arg("x.parquet").output().unwrap();
+        assert!(matches!(out.status.code(), Some(0 | 2 | 4)), "byte {at}: {out:?}");
+        assert!(!String::from_utf8_lossy(&out.stderr).contains("panicked"), "byte {at}");
+    }
+    fs::write(dir.path().join("x.parquet"), &bytes[..bytes.len() - 9]).unwrap();
+    report().current_dir(dir.path()).arg("x.parquet").assert().code(4).stderr(contains("x.parquet: corrupt"));
+}
