@@ -1,7 +1,7 @@
 //! `specprof export`.
 
 use super::exit::Failure;
-use super::ui::{Output, Ui};
+use super::ui::{Output, Streamed, Ui};
 use crate::export::{ExportError, jsonl, perfetto};
 use crate::trace::Trace;
 use std::ops::RangeInclusive;
@@ -52,20 +52,13 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let output = Output::open(args.output.as_deref())?.not_inside(&args.trace)?;
     let trace = Trace::open(&args.trace)?;
     let mut note = None;
-    // A failure to write has no name of its own.
-    let place = args.output.as_deref().map_or_else(|| "stdout".into(), |path| path.display().to_string());
-    let named = |failure| match failure {
-        Failure::Environment(text) if text.starts_with("cannot write") => Failure::Environment(format!("{place}: {text}")),
-        other => other,
-    };
-    let written = output.stream(ui, |out| {
+    output.stream(ui, |out| -> Result<(), ExportError> {
         match args.format {
             Format::Jsonl => jsonl::write(&trace, out)?,
             Format::Perfetto => note = Some(perfetto::write(&trace, args.steps.as_ref().unwrap_or(&(0..=u32::MAX)), out)?),
         }
         Ok(())
-    });
-    written.map_err(named)?;
+    })?;
     if let Some(written) = note {
         ui.detail(&format!("{} steps, {} events, {} bytes", written.steps, written.events, written.bytes));
         if written.bytes > LARGE {
@@ -76,13 +69,12 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     Ok(())
 }
 
-impl From<ExportError> for Failure {
+impl From<ExportError> for Streamed {
     fn from(error: ExportError) -> Self {
         match error {
-            ExportError::Trace(error) => error.into(),
-            ExportError::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Self::BrokenPipe,
-            ExportError::Output(error) => Self::Environment(format!("cannot write: {error}")),
-            error => Self::Input(error.to_string()),
+            ExportError::Output(error) => Self::Output(error),
+            ExportError::Trace(error) => Self::Source(error.into()),
+            ExportError::Lacks(what) => Self::Source(Failure::Input(what)),
         }
     }
 }
