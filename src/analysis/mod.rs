@@ -23,6 +23,7 @@ mod overlap;
 pub mod parallel;
 mod pass;
 mod passes;
+pub mod request_totals;
 pub mod source;
 mod stats;
 mod step_sums;

@@ -218,22 +218,6 @@ impl PassCounts {
         self.unions.extend(other.unions);
     }
 
-    /// Adds the reuse across the borders of units, whose edges come in order.
-    fn stitch(&mut self, edges: Vec<(Vec<Edge>, Vec<Edge>)>) {
-        let mut last: HashMap<(u32, usize), Box<[u16]>> = HashMap::new();
-        for (firsts, lasts) in edges {
-            for first in firsts {
-                let Some(before) = last.get(&(first.request, first.slot)) else { continue };
-                let shared = shared(&first.union, before);
-                let at = self.group(first.rows);
-                if let Some(Some(counts)) = self.groups[at].1.get_mut(first.slot) {
-                    counts.add_reuse(first.union.len(), shared);
-                }
-            }
-            last.extend(lasts.into_iter().map(|edge| ((edge.request, edge.slot), edge.union)));
-        }
-    }
-
     /// Puts everything into an order that does not depend on threads.
     fn sort(&mut self) {
         self.groups.sort_by_key(|(rows, _)| *rows);
@@ -241,6 +225,20 @@ impl PassCounts {
         self.unions.sort_unstable();
         self.sums_at.clear();
         self.steps.sort();
+    }
+}
+
+/// Hands each first window with the experts that it shares with the one before, in an earlier unit, to `reuse`. The units' first and last
+/// windows come in order.
+pub fn stitch(edges: Vec<(Vec<Edge>, Vec<Edge>)>, mut reuse: impl FnMut(&Edge, usize)) {
+    let mut last: HashMap<(u32, usize), Box<[u16]>> = HashMap::new();
+    for (firsts, lasts) in edges {
+        for first in firsts {
+            if let Some(before) = last.get(&(first.request, first.slot)) {
+                reuse(&first, shared(&first.union, before));
+            }
+        }
+        last.extend(lasts.into_iter().map(|edge| ((edge.request, edge.slot), edge.union)));
     }
 }
 
@@ -274,7 +272,12 @@ pub fn run(source: &dyn RouteSource, plan: &Plan<'_>) -> Result<PassCounts, Anal
     };
     let (mut counts, mut edges) = (0..source.units()).into_par_iter().try_fold(nothing, unit).try_reduce(nothing, both)?;
     edges.sort_by_key(|(at, _)| *at);
-    counts.stitch(edges.into_iter().map(|(_, edge)| edge).collect());
+    stitch(edges.into_iter().map(|(_, edge)| edge).collect(), |first, shared| {
+        let at = counts.group(first.rows);
+        if let Some(Some(counts)) = counts.groups[at].1.get_mut(first.slot) {
+            counts.add_reuse(first.union.len(), shared);
+        }
+    });
     counts.sort();
     Ok(counts)
 }
