@@ -19,9 +19,9 @@ impl Coverage {
         Self { mass: vec![-1.0; experts], touched: Vec::new(), sorted: Vec::new() }
     }
 
-    /// Adds one window: `ids` and `weights` are `[rows, k]`. Windows without mass, or with a weight that is not a finite
-    /// number of at least 0, are left out.
-    pub fn add(&mut self, ids: &[u16], weights: &[f32], counts: &mut WindowCounts, one: f64) {
+    /// C(1), C(2), ... of one window up to where it is 1; `ids` and `weights` are `[rows, k]`. `None` of a window without mass, or with
+    /// a weight that is not a finite number of at least 0.
+    pub fn curve(&mut self, ids: &[u16], weights: &[f32]) -> Option<&[f64]> {
         self.touched.clear();
         for (&id, &w) in ids.iter().zip(weights) {
             if let Some(mass) = self.mass.get_mut(usize::from(id)) {
@@ -42,19 +42,33 @@ impl Coverage {
         self.sorted.sort_unstable_by(|a, b| b.total_cmp(a));
         let total: f64 = self.sorted.iter().sum();
         if !(total > 0.0 && total.is_finite()) {
+            return None;
+        }
+        let mut sum = 0.0;
+        for mass in &mut self.sorted {
+            sum += *mass;
+            *mass = sum / total;
+        }
+        // The whole, whatever rounding says.
+        if let Some(last) = self.sorted.last_mut() {
+            *last = 1.0;
+        }
+        Some(&self.sorted)
+    }
+
+    /// Adds the curve of one window. Windows that have none are left out.
+    pub fn add(&mut self, ids: &[u16], weights: &[f32], counts: &mut WindowCounts, one: f64) {
+        let slots = ids.len();
+        let Some(curve) = self.curve(ids, weights) else {
             counts.coverage_left_out += 1;
             return;
-        }
-        let slots = ids.len();
+        };
         if counts.coverage.len() < slots {
             counts.coverage.resize(slots, 0);
         }
         counts.coverage_windows += 1;
-        let mut sum = 0.0;
         for (b, entry) in counts.coverage.iter_mut().take(slots).enumerate() {
-            sum += self.sorted.get(b).copied().unwrap_or(0.0);
-            let share = if b + 1 >= self.sorted.len() { 1.0 } else { sum / total };
-            *entry += (share * one).round() as u128;
+            *entry += (curve.get(b).copied().unwrap_or(1.0) * one).round() as u128;
         }
     }
 }

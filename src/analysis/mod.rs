@@ -24,6 +24,7 @@ pub mod parallel;
 pub mod partial;
 mod pass;
 mod passes;
+pub mod request_totals;
 pub mod source;
 mod stats;
 mod step_sums;

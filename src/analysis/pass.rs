@@ -218,22 +218,6 @@ impl PassCounts {
         self.unions.extend(other.unions);
     }
 
-    /// Adds the reuse across the borders of units, whose edges come in order.
-    fn stitch(&mut self, edges: Vec<(Vec<Edge>, Vec<Edge>)>) {
-        let mut last: HashMap<(u32, usize), Box<[u16]>> = HashMap::new();
-        for (firsts, lasts) in edges {
-            for first in firsts {
-                let Some(before) = last.get(&(first.request, first.slot)) else { continue };
-                let shared = shared(&first.union, before);
-                let at = self.group(first.rows);
-                if let Some(Some(counts)) = self.groups[at].1.get_mut(first.slot) {
-                    counts.add_reuse(first.union.len(), shared);
-                }
-            }
-            last.extend(lasts.into_iter().map(|edge| ((edge.request, edge.slot), edge.union)));
-        }
-    }
-
     /// Gives steps and requests other places: `step` and `request` are of indices, `step_id` is of the steps' ids.
     pub fn renumber(&mut self, step: impl Fn(u32) -> u32, step_id: impl Fn(u32) -> u32, request: impl Fn(u32) -> u32) {
         self.sums.iter_mut().for_each(|((at, _), _)| *at = request(*at));
@@ -267,6 +251,20 @@ impl PassCounts {
     }
 }
 
+/// Hands each first window with the experts that it shares with the one before, in an earlier unit, to `reuse`. The units' first and last
+/// windows come in order.
+pub fn stitch(edges: Vec<(Vec<Edge>, Vec<Edge>)>, mut reuse: impl FnMut(&Edge, usize)) {
+    let mut last: HashMap<(u32, usize), Box<[u16]>> = HashMap::new();
+    for (firsts, lasts) in edges {
+        for first in firsts {
+            if let Some(before) = last.get(&(first.request, first.slot)) {
+                reuse(&first, shared(&first.union, before));
+            }
+        }
+        last.extend(lasts.into_iter().map(|edge| ((edge.request, edge.slot), edge.union)));
+    }
+}
+
 /// Number of common entries of two ascending lists.
 fn shared(a: &[u16], b: &[u16]) -> usize {
     a.iter().filter(|id| b.binary_search(id).is_ok()).count()
@@ -297,7 +295,12 @@ pub fn run(source: &dyn RouteSource, plan: &Plan<'_>) -> Result<PassCounts, Anal
     };
     let (mut counts, mut edges) = (0..source.units()).into_par_iter().try_fold(nothing, unit).try_reduce(nothing, both)?;
     edges.sort_by_key(|(at, _)| *at);
-    counts.stitch(edges.into_iter().map(|(_, edge)| edge).collect());
+    stitch(edges.into_iter().map(|(_, edge)| edge).collect(), |first, shared| {
+        let at = counts.group(first.rows);
+        if let Some(Some(counts)) = counts.groups[at].1.get_mut(first.slot) {
+            counts.add_reuse(first.union.len(), shared);
+        }
+    });
     counts.sort();
     Ok(counts)
 }

@@ -120,17 +120,18 @@ impl<'a> Other<'a> {
     }
 }
 
-/// The plan and the routes of an open trace, for a pass of its own.
+/// The plan and the routes of an open trace, for a pass of its own; with their gate weights, if wanted.
 ///
 /// # Errors
 /// When it cannot be read, or its tables contradict each other; then what `work` returned.
 pub(super) fn with_plan<T>(
     trace: &Trace,
+    weights: bool,
     work: impl FnOnce(&Plan<'_>, &dyn RouteSource) -> Result<T, AnalysisError>,
 ) -> Result<T, AnalysisError> {
     let table = StepTable::new(&step_rows(&trace.steps()?))?;
     let plan = plan_of(trace.manifest(), &table)?;
-    work(&plan, &Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights: false })
+    work(&plan, &Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights })
 }
 
 fn step_rows(steps: &Steps) -> Vec<StepRow> {

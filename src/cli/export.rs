@@ -3,7 +3,7 @@
 use super::calibrate::cost_table;
 use super::exit::Failure;
 use super::traces;
-use super::ui::{Output, Ui};
+use super::ui::{Output, Streamed, Ui};
 use crate::export::{ExportError, jsonl, perfetto};
 use crate::report::costs;
 use crate::trace::Trace;
@@ -63,21 +63,14 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let output = Output::open(args.output.as_deref())?.not_inside(&path)?;
     let trace = Trace::open(&path)?;
     let mut note = None;
-    // A failure to write has no name of its own.
-    let place = args.output.as_deref().map_or_else(|| "stdout".into(), |path| path.display().to_string());
-    let named = |failure| match failure {
-        Failure::Environment(text) if text.starts_with("cannot write") => Failure::Environment(format!("{place}: {text}")),
-        other => other,
-    };
-    let written = output.stream(ui, |out| {
+    output.stream(ui, |out| -> Result<(), ExportError> {
         match args.format {
             Format::Jsonl => jsonl::write(&trace, out)?,
             Format::Sps => {}
             Format::Perfetto => note = Some(perfetto::write(&trace, args.steps.as_ref().unwrap_or(&(0..=u32::MAX)), out)?),
         }
         Ok(())
-    });
-    written.map_err(named)?;
+    })?;
     if let Some(written) = note {
         ui.detail(&format!("{} steps, {} events, {} bytes", written.steps, written.events, written.bytes));
         if written.bytes > LARGE {
@@ -99,13 +92,12 @@ fn step_rates(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     output.finish(ui, &rates.map_err(|e| Failure::Environment(format!("cannot write step rates as JSON: {e}")))?)
 }
 
-impl From<ExportError> for Failure {
+impl From<ExportError> for Streamed {
     fn from(error: ExportError) -> Self {
         match error {
-            ExportError::Trace(error) => error.into(),
-            ExportError::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Self::BrokenPipe,
-            ExportError::Output(error) => Self::Environment(format!("cannot write: {error}")),
-            error => Self::Input(error.to_string()),
+            ExportError::Output(error) => Self::Output(error),
+            ExportError::Trace(error) => Self::Source(error.into()),
+            ExportError::Lacks(what) => Self::Source(Failure::Input(what)),
         }
     }
 }

@@ -178,7 +178,7 @@ fn write_partial(args: &Args, paths: &[PathBuf], ui: &mut Ui) -> Result<(), Fail
     let output = Output::open(args.output.as_deref())?.not_inside(path)?;
     let trace = Trace::open(path)?;
     let bytes = Partial::of(&trace).and_then(|partial| partial.encode()).map_err(|e| analysis_failure(path, e))?;
-    output.stream(ui, |out| out.write_all(&bytes).map_err(|e| Failure::Environment(format!("cannot write the partial report: {e}"))))
+    output.stream(ui, |out| out.write_all(&bytes))
 }
 
 /// The one report of partial reports.

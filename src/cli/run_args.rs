@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 /// Arguments of every recording.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what_to_run").required(true).multiple(true).args(["prompts", "prompt", "workload"]))]
 pub(super) struct RunArgs {
     /// Checkpoint directory, or `demo` for the built-in model
     #[arg(long, value_name = "DIR|demo", help_heading = "Model")]
@@ -26,7 +27,7 @@ pub(super) struct RunArgs {
     pub baseline_steps: u32,
 
     /// File with one prompt a line, as JSON objects
-    #[arg(long, value_name = "FILE.jsonl", required_unless_present_any = ["prompt", "workload"], help_heading = "Workload")]
+    #[arg(long, value_name = "FILE.jsonl", help_heading = "Workload")]
     pub prompts: Option<PathBuf>,
     /// A prompt's text (repeat for more)
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts", help_heading = "Workload")]

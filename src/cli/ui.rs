@@ -145,6 +145,31 @@ fn stdout_failure(error: io::Error) -> Failure {
     }
 }
 
+/// Why a result did not get out piece by piece.
+#[derive(Debug)]
+pub enum Streamed {
+    /// It cannot be written; the output knows its own name.
+    Output(io::Error),
+    /// It cannot be made.
+    Source(Failure),
+}
+
+impl From<io::Error> for Streamed {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl Streamed {
+    /// The command's failure, where what cannot be written is called by `named`.
+    fn failure(self, named: impl FnOnce(io::Error) -> Failure) -> Failure {
+        match self {
+            Self::Output(error) => named(error),
+            Self::Source(failure) => failure,
+        }
+    }
+}
+
 /// Where a command's result goes: stdout, or a file that appears whole at the end or not at all.
 #[derive(Debug)]
 pub enum Output {
@@ -199,24 +224,22 @@ impl Output {
     ///
     /// # Errors
     /// What `write` says, or when it cannot be written; then no file is left behind.
-    pub fn stream(mut self, ui: &mut Ui, write: impl FnOnce(&mut dyn Write) -> Result<(), Failure>) -> Result<(), Failure> {
+    pub fn stream<E: Into<Streamed>>(mut self, ui: &mut Ui, write: impl FnOnce(&mut dyn Write) -> Result<(), E>) -> Result<(), Failure> {
+        // What is written last leaves the buffer here.
+        let whole = |out: &mut dyn Write| {
+            write(out).map_err(E::into)?;
+            out.flush().map_err(Streamed::Output)
+        };
         match &mut self {
             Self::Stdout => {
                 ui.flush()?;
-                let mut out = io::BufWriter::new(io::stdout().lock());
-                write(&mut out)?;
-                out.flush().map_err(stdout_failure)
+                whole(&mut io::BufWriter::new(io::stdout().lock())).map_err(|e| e.failure(stdout_failure))
             }
             Self::Special { file, path } => {
-                let mut out = io::BufWriter::new(&mut *file);
-                write(&mut out)?;
-                out.flush().map_err(|e| if e.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, &e) })
+                whole(&mut io::BufWriter::new(&mut *file)).map_err(|e| e.failure(|e| special_failure(path, &e)))
             }
             Self::File { file, temporary, path, .. } => {
-                let mut out = io::BufWriter::new(&mut *file);
-                write(&mut out)?;
-                out.flush().map_err(|e| output_failure(path, &e))?;
-                drop(out);
+                whole(&mut io::BufWriter::new(&mut *file)).map_err(|e| e.failure(|e| output_failure(path, &e)))?;
                 file.sync_all().map_err(|e| output_failure(path, &e))?;
                 std::fs::rename(&*temporary, &*path).map_err(|e| output_failure(path, &e))
             }
@@ -246,7 +269,7 @@ impl Output {
             Self::Stdout => ui.result(text),
             Self::Special { file, path } => {
                 let written = anstream::AutoStream::new(&mut *file, ui.color).write_all(text.as_bytes());
-                written.map_err(|e| if e.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, &e) })
+                written.map_err(|e| special_failure(path, &e))
             }
             Self::File { file, temporary, path, .. } => {
                 // A file is not a terminal: colour is stripped unless it was asked for.
@@ -268,6 +291,11 @@ impl Drop for Output {
     }
 }
 
+/// A pipe may lose its reader, as stdout may.
+fn special_failure(path: &Path, error: &io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, error) }
+}
+
 fn output_failure(path: &Path, error: &io::Error) -> Failure {
     let text = format!("{}: cannot write: {error}", path.display());
     if error.kind() == io::ErrorKind::NotFound { Failure::Input(text) } else { Failure::Environment(text) }
@@ -281,6 +309,20 @@ mod tests {
     fn messages_cannot_steer_the_terminal() {
         assert_eq!(tame("a\x1b[2Jb\u{9b}c\u{202e}d\ne"), "a?[2Jb?c?d?e");
         assert_eq!(tame(&"x".repeat(LONGEST_MESSAGE + 1)).len(), LONGEST_MESSAGE + 3);
+    }
+
+    #[test]
+    fn a_failed_write_is_told_from_a_failed_source_by_its_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("o");
+        let mut ui = Ui::new(ColorChoice::Never, true, 0, true);
+        let mut stream = |error: Streamed| Output::open(Some(&path)).unwrap().stream(&mut ui, |_| Err::<(), _>(error)).unwrap_err();
+        let full = stream(Streamed::Output(io::ErrorKind::StorageFull.into()));
+        assert!(matches!(&full, Failure::Environment(text) if text.starts_with(&path.display().to_string())), "{full:?}");
+        let corrupt = stream(Streamed::Source(Failure::Corrupt("cannot write: a text that is none of the output's".into())));
+        assert!(matches!(&corrupt, Failure::Corrupt(text) if text.starts_with("cannot write")), "{corrupt:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(matches!(special_failure(&path, &io::ErrorKind::BrokenPipe.into()), Failure::BrokenPipe));
     }
 
     #[test]

@@ -13,6 +13,9 @@ const MAX_READ: u64 = 256 << 20;
 /// Largest configuration or template. Published ones have some ten thousand bytes.
 const MAX_SMALL: u64 = 8 << 20;
 
+/// Most entries of a folder that are looked at for a checkpoint.
+const MAX_FOLDERS: usize = 1000;
+
 /// Bound of a file that is read whole.
 fn max_read(file: &str) -> u64 {
     if file == "tokenizer.json" || file.ends_with(".index.json") { MAX_READ } else { MAX_SMALL }
@@ -104,8 +107,18 @@ impl CheckpointFiles {
 
     /// The error for a file that must be there and is not.
     pub fn absent(&self, file: &str) -> EngineError {
-        let reason = "is not there; name the folder of a checkpoint in the Hugging Face layout, or `demo`".to_owned();
+        let reason = match self.subfolder_with(file) {
+            Some(folder) => format!("is not there, but in a folder of this one; name {}", folder.display()),
+            None => "is not there; name the folder of a checkpoint in the Hugging Face layout, or `demo`".to_owned(),
+        };
         EngineError::Checkpoint { path: self.path(file), reason }
+    }
+
+    /// A folder of this one that has a file of this name, the first by name.
+    fn subfolder_with(&self, file: &str) -> Option<PathBuf> {
+        let Self::Directory(dir) = self else { return None };
+        let folders = std::fs::read_dir(dir).ok()?.take(MAX_FOLDERS).filter_map(Result::ok).map(|entry| entry.path());
+        folders.filter(|folder| folder.join(file).is_file()).min()
     }
 
     fn embedded(&self, file: &str) -> Option<&'static [u8]> {
@@ -132,4 +145,21 @@ fn open(path: &Path) -> Result<Option<File>, EngineError> {
 
 fn io_error(path: &Path, action: &'static str) -> impl Fn(io::Error) -> EngineError {
     move |source| EngineError::Io { path: path.to_owned(), action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_lies_in_a_folder_is_told_with_that_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = CheckpointFiles::Directory(dir.path().to_owned());
+        assert!(files.absent("config.json").to_string().contains("name the folder of a checkpoint"));
+        let folder = dir.path().join("checkpoint");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("config.json"), "{}").unwrap();
+        assert!(files.absent("config.json").to_string().ends_with(&format!("name {}", folder.display())));
+        assert!(files.absent("model.safetensors").to_string().contains("name the folder of a checkpoint"));
+    }
 }

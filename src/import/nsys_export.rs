@@ -188,11 +188,10 @@ fn quoted(name: &str) -> String {
 
 /// What went wrong in the database, in words that say what to do.
 fn wrong(error: &rusqlite::Error) -> String {
-    let text = error.to_string();
-    if text.contains("not a database") {
+    if error.sqlite_error_code() == Some(rusqlite::ErrorCode::NotADatabase) {
         return "not a SQLite database, or what an interrupted export left behind; run nsys export --type=sqlite again".into();
     }
-    format!("SQLite: {text}")
+    format!("SQLite: {error}")
 }
 
 /// A path as SQLite's URI; immutable, so that no journal of the directory is looked at.

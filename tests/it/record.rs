@@ -157,7 +157,7 @@ fn what_cannot_be_done_is_said_before_anything_is_made() {
         (&[&demo[..], &["--max-new-tokens", "0"]].concat(), 2, &["--max-new-tokens"]),
         (&[&demo[..], &["--temperature", "-1"]].concat(), 2, &["temperature -1"]),
         (&[&demo[..], &["--top-p", "0"]].concat(), 2, &["top-p 0"]),
-        (&["--model", "demo"], 2, &["--prompts"]),
+        (&["--model", "demo"], 2, &["--prompts <FILE.jsonl>", "--prompt <TEXT>", "--workload <NAME>"]),
         (&["--model", "no/such/dir", "--prompt", "x"], 2, &["no/such/dir"]),
         (&["--model", tiny, "--prompt", "x"], 2, &["no MTP block", "--draft ngram", "--draft none"]),
         (&file("p.jsonl"), 2, &["p.jsonl:2", "`promt`"]),

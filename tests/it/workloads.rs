@@ -66,7 +66,7 @@ fn what_does_not_go_together_is_refused_or_said() {
     for (args, code, words) in [
         (&["--workload", "poetry"][..], 2, &["poetry", "repeat"][..]),
         (&["--workload", "chat", "--prompt", "x"], 2, &["--workload", "--prompt"]),
-        (&["--max-new-tokens", "3"], 2, &["--prompts"]),
+        (&["--max-new-tokens", "3"], 2, &["--prompts", "--prompt <", "--workload"]),
         (&["--prompt", "x", "--draft", "dspark"], 2, &["--draft-model DIR"]),
         (&["--prompt", "x", "--draft-confidence", "0.5"], 2, &["--draft-confidence goes with --draft dspark"]),
         (&["--prompt", "x", "--draft-confidence", "1.5"], 2, &["--draft-confidence 1.5"]),

@@ -188,7 +188,7 @@ pub fn balanced_file(trace: &Trace, ranks: u16) -> Result<String, AnalysisError>
         let reason = format!("{n} ranks do not divide {experts} experts, so slots cannot be numbered by rank");
         return Err(AnalysisError::Placement { origin: "ranks".to_owned(), reason });
     }
-    trace_source::with_plan(trace, |plan, routes| {
+    trace_source::with_plan(trace, false, |plan, routes| {
         let loads = pass::fold(routes, plan, || Loads::new(plan), |a, b| a.merge(b))?;
         let mut rows: Vec<Vec<u64>> = vec![(0..experts as u64).collect(); usize::from(model.layers)];
         for (slot, &layer) in plan.layers.iter().enumerate() {
