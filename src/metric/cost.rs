@@ -105,6 +105,9 @@ pub struct StepCost {
     pub speedup_ci95: Option<Interval>,
     /// Tokens per step of the verify steps that the speedup is of.
     pub tokens_per_step: Option<f64>,
+    /// The comparison over the verify steps of every number of rows; `None` where all have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub all_rows: Option<AllRows>,
     /// Mean time of the target's pass in a verify step, µs.
     pub verify_us: Option<f64>,
     /// In a decode step, at the verify steps' context lengths.
@@ -125,6 +128,31 @@ pub struct StepCost {
     pub bytes: Option<WindowBytes>,
     /// What bytes alone say: a model, not a measurement.
     pub model: Option<ByteModel>,
+}
+
+/// What verify steps cost and gain, whatever their number of rows: what a drafter that ends its windows early comes to.
+///
+/// ```text
+/// speedup = tokens per step / step ratio      tokens per step = Σ_s (accepted_s + 1) / n
+/// step ratio = mean T_s / mean over s of the decode steps' mean time at the context length of s
+/// ```
+///
+/// over all n verify steps s with times: a ratio of means. One step of 2 rows, 20 µs and 2 tokens, three of 4 rows, 40 µs and 4
+/// tokens, a decode step of 10 µs: 14 / 4 = 3.5 tokens in 35 / 10 = 3.5 decode steps, a speedup of 1.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct AllRows {
+    /// Verify steps with times.
+    pub verify_steps: u64,
+    /// Their mean of accepted drafts + 1.
+    pub tokens_per_step: Option<f64>,
+    /// Time of the whole step: verify / decode at the same context lengths.
+    pub step_ratio: Option<f64>,
+    /// Bootstrap over requests.
+    pub step_ratio_ci95: Option<Interval>,
+    /// Tokens per step / step ratio.
+    pub speedup: Option<f64>,
+    /// Bootstrap over requests.
+    pub speedup_ci95: Option<Interval>,
 }
 
 impl StepCost {

@@ -63,6 +63,15 @@ pub fn sentence(cost: &StepCost, rows: u16, report: &Report) -> Option<String> {
         let interval = range_of(cost.speedup_ci95);
         let which = which(cost, rows, report).map_or_else(String::new, |which| format!(", {which}"));
         text.push_str(&format!(". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}{interval}{which}"));
+        if let Some((all, [tokens, step, speedup])) = cost.all_rows.and_then(|a| Some((a, [a.tokens_per_step?, a.step_ratio?, a.speedup?])))
+        {
+            let interval = range_of(all.speedup_ci95);
+            let n = Unit::Count.show(all.verify_steps as f64);
+            text.push_str(&format!(
+                "; over all {n} verify steps, whatever their rows, {tokens:.2} tokens at {step:.2} decode steps, {speedup:.2} times as \
+                 fast{interval}"
+            ));
+        }
         if let Some(drafted) = drafted(report) {
             text.push_str(&format!("; {drafted}"));
         }
@@ -156,6 +165,7 @@ pub fn attribution(report: &Report, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metric::cost::AllRows;
 
     fn report() -> Report {
         crate::analysis::tests::memory::Memory::new(&[1], 8, 2).report()
@@ -190,6 +200,7 @@ mod tests {
             speedup: Some(1.9 / 2.2),
             speedup_ci95: None,
             tokens_per_step: Some(1.9),
+            all_rows: None,
             verify_us: Some(900.0),
             decode_us: Some(500.0),
             verify_step_us: Some(1100.0),
@@ -219,6 +230,13 @@ mod tests {
             let text = sentence(&unclear, 2, &report()).unwrap();
             assert!(text.contains(&expected) && !text.contains("pays") && !text.contains("loses"), "{text}");
         }
+        let mixed =
+            AllRows { verify_steps: 900, tokens_per_step: Some(3.5), step_ratio: Some(2.8), speedup: Some(1.25), ..AllRows::default() };
+        let text = sentence(&StepCost { all_rows: Some(mixed), ..measured() }, 4, &report()).unwrap();
+        assert!(
+            text.contains("; over all 900 verify steps, whatever their rows, 3.50 tokens at 2.80 decode steps, 1.25 times as fast"),
+            "{text}"
+        );
         let loses = StepCost { speedup: Some(0.93), speedup_ci95: Some([0.83, 0.99]), ..measured() };
         assert!(sentence(&loses, 2, &report()).unwrap().contains("speculation loses, 0.93 times"));
     }

@@ -37,29 +37,28 @@ pub(super) enum Place {
 /// Points of one slot, number of rows and union: how many, and the sum of their times, ns.
 pub(super) type Grid = BTreeMap<(usize, u16, u16), (u64, u64)>;
 
-/// The sums.
+/// Verify steps beside the decode steps that they are compared with.
 #[derive(Debug, Default)]
-pub(super) struct Collected {
-    /// Whether there are operations.
-    pub has_operations: bool,
-    slots: usize,
+pub(super) struct Compared {
     /// Sums over requests, by bucket.
     pub buckets: Vec<Cell>,
     /// By request, each with its buckets. Requests of a baseline trace come behind the trace's own.
     pub cells: BTreeMap<u32, BTreeMap<usize, Cell>>,
-    /// By request: verify steps of the wanted number of rows, and their tokens.
+    /// By request: the verify steps and their tokens.
     pub tokens: BTreeMap<u32, (u64, u64)>,
-    /// `[buckets][slots + 1][components][2]`, ns; the last place is outside the routed layers.
-    sums: Vec<u64>,
-    /// By request and slot.
-    pub moments: BTreeMap<u32, Vec<Moments>>,
-    /// Points by what they depend on.
-    pub grid: Grid,
 }
 
-impl Collected {
-    fn at(&self, bucket: usize, place: usize, component: Component, phase: usize) -> usize {
-        ((bucket * (self.slots + 1) + place) * COMPONENTS + component.index()) * 2 + phase
+impl Compared {
+    /// Adds a step of that many ns in the target's pass, and in all; `tokens` are a verify step's.
+    fn add(&mut self, (request, bucket, phase): (u32, usize, usize), pass: u64, whole: u64, tokens: u64) {
+        let cell = self.cells.entry(request).or_default().entry(bucket).or_default();
+        cell.n[phase] += 1;
+        cell.pass_ns[phase] = cell.pass_ns[phase].saturating_add(pass);
+        cell.step_ns[phase] = cell.step_ns[phase].saturating_add(whole);
+        if phase == VERIFY {
+            let (steps, sum) = self.tokens.entry(request).or_default();
+            (*steps, *sum) = (*steps + 1, *sum + tokens);
+        }
     }
 
     /// Whether fewer than two requests stand behind either side of the comparison: resamples would not differ where it matters.
@@ -67,14 +66,9 @@ impl Collected {
         self.requests_of(VERIFY) < 2 || self.requests_of(DECODE) < 2
     }
 
-    /// Requests with compared steps of one kind.
+    /// Requests with steps of one kind.
     fn requests_of(&self, phase: usize) -> usize {
         self.cells.values().filter(|cells| cells.values().any(|c| c.n[phase] > 0)).count()
-    }
-
-    /// Whether any step has a time.
-    pub fn has_steps(&self) -> bool {
-        !self.cells.is_empty()
     }
 
     /// Sums the cells up over requests.
@@ -90,23 +84,53 @@ impl Collected {
         self.buckets.iter().fold((0, 0), |(v, d), c| (v + c.n[VERIFY], d + c.n[DECODE]))
     }
 
-    /// Mean of accepted drafts + 1 over the verify steps of the wanted number of rows.
+    /// Mean of accepted drafts + 1 over the verify steps.
     pub fn tokens_per_step(&self) -> Option<f64> {
         let (steps, tokens) = self.tokens.values().fold((0, 0), |(s, t), (steps, tokens)| (s + steps, t + tokens));
         (steps > 0).then(|| tokens as f64 / steps as f64)
     }
+}
+
+/// The sums.
+#[derive(Debug, Default)]
+pub(super) struct Collected {
+    /// Whether there are operations.
+    pub has_operations: bool,
+    slots: usize,
+    /// Verify steps of the wanted number of rows, and decode steps.
+    pub compared: Compared,
+    /// Verify steps of every number of rows, and decode steps.
+    pub all_rows: Compared,
+    /// `[buckets][slots + 1][components][2]`, ns; the last place is outside the routed layers.
+    sums: Vec<u64>,
+    /// By request and slot.
+    pub moments: BTreeMap<u32, Vec<Moments>>,
+    /// Points by what they depend on.
+    pub grid: Grid,
+}
+
+impl Collected {
+    fn at(&self, bucket: usize, place: usize, component: Component, phase: usize) -> usize {
+        ((bucket * (self.slots + 1) + place) * COMPONENTS + component.index()) * 2 + phase
+    }
+
+    /// Whether any step has a time.
+    pub fn has_steps(&self) -> bool {
+        !self.compared.cells.is_empty()
+    }
 
     /// Mean over the verify steps that have decode steps to be compared with, or over all when none has.
     pub fn verify_mean_ns(&self, of: fn(&Cell) -> [u64; 2]) -> Option<f64> {
-        let compared = self.buckets.iter().any(Cell::is_matched);
-        let used = self.buckets.iter().filter(|c| c.is_matched() || !compared);
+        let buckets = &self.compared.buckets;
+        let compared = buckets.iter().any(Cell::is_matched);
+        let used = buckets.iter().filter(|c| c.is_matched() || !compared);
         let (sum, n) = used.fold((0, 0), |(s, n), c| (s + of(c)[VERIFY], n + c.n[VERIFY]));
         (n > 0).then(|| sum as f64 / n as f64)
     }
 
     /// Plain mean over all decode steps.
     pub fn decode_mean_ns(&self, of: fn(&Cell) -> [u64; 2]) -> Option<f64> {
-        let (sum, n) = self.buckets.iter().fold((0, 0), |(s, n), c| (s + of(c)[DECODE], n + c.n[DECODE]));
+        let (sum, n) = self.compared.buckets.iter().fold((0, 0), |(s, n), c| (s + of(c)[DECODE], n + c.n[DECODE]));
         (n > 0).then(|| sum as f64 / n as f64)
     }
 
@@ -116,7 +140,7 @@ impl Collected {
         if !self.has_operations {
             return None;
         }
-        let compared = self.buckets.iter().any(Cell::is_matched);
+        let compared = self.compared.buckets.iter().any(Cell::is_matched);
         let places = match place {
             Place::Layer(slot) => slot..slot + 1,
             Place::AllLayers => 0..self.slots,
@@ -124,7 +148,7 @@ impl Collected {
         };
         let sum =
             |bucket: usize, phase: usize| -> u64 { places.clone().map(|place| self.sums[self.at(bucket, place, component, phase)]).sum() };
-        let used: Vec<(usize, &Cell)> = self.buckets.iter().enumerate().filter(|(_, c)| c.is_matched() || !compared).collect();
+        let used: Vec<(usize, &Cell)> = self.compared.buckets.iter().enumerate().filter(|(_, c)| c.is_matched() || !compared).collect();
         let steps = |phase: usize| used.iter().map(|(_, c)| c.n[phase]).sum::<u64>();
         let plain = |phase: usize| {
             let n = steps(phase);
@@ -144,7 +168,7 @@ impl Collected {
             let from = if bucket == 0 { 0 } else { 1 << (bucket - 1) };
             (cell.n != [0, 0]).then_some(ContextBucket { from, to, verify_steps: cell.n[VERIFY], decode_steps: cell.n[DECODE] })
         };
-        self.buckets.iter().enumerate().filter_map(of).collect()
+        self.compared.buckets.iter().enumerate().filter_map(of).collect()
     }
 }
 
@@ -213,7 +237,8 @@ impl<'a> Collector<'a> {
 
     /// The sums.
     pub fn finish(mut self) -> Collected {
-        self.out.sum_up();
+        self.out.compared.sum_up();
+        self.out.all_rows.sum_up();
         self.out
     }
 
@@ -317,16 +342,11 @@ impl<'a> Collector<'a> {
         let (pass, whole) = (u64::try_from(pass).ok().filter(|&ns| ns > 0)?, u64::try_from(whole).ok().filter(|&ns| ns > 0)?);
         let (request, bucket) = (self.requests + step.request, bucket(time.context_len));
         let compared = phase == DECODE || row.rows == self.rows;
+        let (key, tokens) = ((request, bucket, phase), u64::from(row.accepted) + 1);
         if compared {
-            let cell = self.out.cells.entry(request).or_default().entry(bucket).or_default();
-            cell.n[phase] += 1;
-            cell.pass_ns[phase] = cell.pass_ns[phase].saturating_add(pass);
-            cell.step_ns[phase] = cell.step_ns[phase].saturating_add(whole);
-            if phase == VERIFY {
-                let (steps, tokens) = self.out.tokens.entry(request).or_default();
-                (*steps, *tokens) = (*steps + 1, *tokens + u64::from(row.accepted) + 1);
-            }
+            self.out.compared.add(key, pass, whole, tokens);
         }
+        self.out.all_rows.add(key, pass, whole, tokens);
         Some(Kind { phase, request, bucket, compared })
     }
 }
@@ -342,8 +362,8 @@ mod tests {
         }
         let mut collected = Collected::default();
         let cell = Cell { n: [1, 2], ..Cell::default() };
-        collected.cells.insert(0, BTreeMap::from([(0, cell), (8, cell), (32, cell)]));
-        collected.sum_up();
+        collected.compared.cells.insert(0, BTreeMap::from([(0, cell), (8, cell), (32, cell)]));
+        collected.compared.sum_up();
         let ranges: Vec<_> = collected.contexts().iter().map(|c| (c.from, c.to)).collect();
         assert_eq!(ranges, [(0, 0), (128, 255), (1 << 31, u32::MAX)]);
     }

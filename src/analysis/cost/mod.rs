@@ -13,7 +13,7 @@ pub(super) mod tests;
 use super::pass::{PassCounts, Plan};
 use super::steps::{StepRow, StepTable};
 use super::{AnalysisError, Input, Options};
-use crate::metric::cost::{Attribution, ComponentTime, ExpertsSplit, LayerTime, StepCost, TimeSource};
+use crate::metric::cost::{AllRows, Attribution, ComponentTime, ExpertsSplit, LayerTime, StepCost, TimeSource};
 use crate::metric::report::Report;
 use crate::trace::manifest::{BATCHED_PASSES, Manifest, Warning, WindowCompleteness};
 use crate::trace::{Component, Kernels, Phase};
@@ -192,11 +192,11 @@ fn all_layers(collected: &Collected) -> LayerTime {
 }
 
 fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>, options: &Options) -> StepCost {
-    let matched = Matched::of(&collected.buckets);
-    let intervals = ratios::intervals(collected, options);
+    let matched = Matched::of(&collected.compared.buckets);
+    let intervals = ratios::intervals(&collected.compared, options);
     let verify_ratio = matched.and_then(|m| m.ratio(m.verify_ns, m.decode_ns));
     let step_ratio = matched.and_then(|m| m.ratio(m.verify_step_ns, m.decode_step_ns));
-    let tokens_per_step = collected.tokens_per_step().filter(|_| input.manifest.acceptance_known);
+    let tokens_per_step = collected.compared.tokens_per_step().filter(|_| input.manifest.acceptance_known);
     let speedup = tokens_per_step.zip(step_ratio).map(|(tokens, ratio)| tokens / ratio);
     let known = |value: Option<f64>, interval| value.and(interval);
     let attribution = attribution(collected);
@@ -215,6 +215,7 @@ fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: 
         speedup,
         speedup_ci95: known(speedup, intervals.speedup),
         tokens_per_step,
+        all_rows: all_rows(collected, input.manifest.acceptance_known, options),
         verify_us: collected.verify_mean_ns(|c| c.pass_ns).map(us),
         decode_us: matched.map(|m| m.decode_ns).or_else(|| collected.decode_mean_ns(|c| c.pass_ns)).map(us),
         verify_step_us: collected.verify_mean_ns(|c| c.step_ns).map(us),
@@ -226,6 +227,27 @@ fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: 
         bytes: bytes::of_windows(report, input.manifest, tokens_per_step),
         model: bytes::model(report, input.manifest, tokens_per_step),
     }
+}
+
+/// The comparison over windows of every length; `None` where all have the same.
+fn all_rows(collected: &Collected, acceptance_known: bool, options: &Options) -> Option<AllRows> {
+    let all = &collected.all_rows;
+    let (verify_steps, _) = all.steps();
+    if verify_steps == collected.compared.steps().0 {
+        return None;
+    }
+    let intervals = ratios::intervals(all, options);
+    let step_ratio = Matched::of(&all.buckets).and_then(|m| m.ratio(m.verify_step_ns, m.decode_step_ns));
+    let tokens_per_step = all.tokens_per_step().filter(|_| acceptance_known);
+    let speedup = tokens_per_step.zip(step_ratio).map(|(tokens, ratio)| tokens / ratio);
+    Some(AllRows {
+        verify_steps,
+        tokens_per_step,
+        step_ratio,
+        step_ratio_ci95: step_ratio.and(intervals.step_ratio),
+        speedup,
+        speedup_ci95: speedup.and(intervals.speedup),
+    })
 }
 
 fn attribution(collected: &Collected) -> Vec<Attribution> {
@@ -268,7 +290,7 @@ fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: O
         }
         Some(TimeSource::Device) | None => {}
     }
-    let (verify, decode) = collected.steps();
+    let (verify, decode) = collected.compared.steps();
     if verify > 0 && decode == 0 {
         let message = "no plain decode step was recorded: the verify ratio is unknown; record with --baseline-steps, or give a trace of \
                        plain decoding with --baseline";

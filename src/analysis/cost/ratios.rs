@@ -9,7 +9,7 @@
 //!
 //! over the octaves that have both. The ratio is verify / decode: a ratio of means, not a mean of ratios.
 
-use super::collect::{BUCKETS, Collected, DECODE, VERIFY};
+use super::collect::{BUCKETS, Compared, DECODE, VERIFY};
 use crate::analysis::Options;
 use crate::analysis::stats::resampled;
 use crate::metric::Interval;
@@ -86,14 +86,14 @@ pub(super) struct Intervals {
 
 /// Bootstrap over requests of the ratios and the speedup. Decode steps are drawn with their requests, so that what both have in
 /// common cancels. None where either kind of steps is of fewer than two requests.
-pub(super) fn intervals(collected: &Collected, options: &Options) -> Intervals {
-    if collected.is_one_sided() {
+pub(super) fn intervals(compared: &Compared, options: &Options) -> Intervals {
+    if compared.is_one_sided() {
         return Intervals::default();
     }
-    let requests: BTreeSet<u32> = collected.cells.keys().copied().collect();
+    let requests: BTreeSet<u32> = compared.cells.keys().copied().collect();
     let cells: Vec<Vec<(usize, Cell)>> =
-        requests.iter().map(|r| collected.cells[r].iter().map(|(&bucket, &cell)| (bucket, cell)).collect()).collect();
-    let tokens: Vec<(u64, u64)> = requests.iter().map(|r| collected.tokens.get(r).copied().unwrap_or_default()).collect();
+        requests.iter().map(|r| compared.cells[r].iter().map(|(&bucket, &cell)| (bucket, cell)).collect()).collect();
+    let tokens: Vec<(u64, u64)> = requests.iter().map(|r| compared.tokens.get(r).copied().unwrap_or_default()).collect();
     let statistics = |times: &[u32], out: &mut Vec<f64>| {
         let mut sums = [Cell::default(); BUCKETS];
         let (mut steps, mut emitted) = (0, 0);

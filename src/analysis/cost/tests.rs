@@ -387,3 +387,52 @@ fn passes_of_several_requests_have_no_cost_per_expert() {
     let cost = report.layers[0].cost.as_ref().unwrap();
     assert!(cost.us_per_expert.is_none() && cost.unknown_because.as_ref().unwrap().contains("several requests"), "{cost:?}");
 }
+
+/// A request of verify steps of (rows, accepted, ns of the step), and a decode step of 10 µs.
+fn lengths(requests: u32, steps: &[(u16, u16, i64)]) -> Memory {
+    let mut trace = Memory::new(&[3], EXPERTS, 1);
+    trace.manifest.emulated = false;
+    for request_id in 0..requests {
+        for &(rows, accepted, ns) in steps.iter().chain([&(1, 0, 10_000)]) {
+            let step_id = trace.steps.len() as u32;
+            let phase = if rows > 1 { Phase::Verify } else { Phase::Decode };
+            trace.steps.push(StepRow { step_id, request_id, phase, rows, accepted, emitted: u32::from(accepted) + 1, context_len: 7 });
+            trace.times.push(StepTime { context_len: 7, step_ns: ns, target_ns: ns, device_ns: None });
+            trace.routes.extend((0..rows).map(|row| Route { step: step_id, layer: 3, row, draft: false, ids: vec![row], weights: vec![] }));
+        }
+    }
+    trace
+}
+
+#[test]
+fn windows_of_several_lengths_are_compared_as_a_whole_too() {
+    // The example of `AllRows`.
+    let report = lengths(2, &[(2, 1, 20_000), (4, 3, 40_000), (4, 3, 40_000), (4, 3, 40_000)]).report();
+    let cost = report.cost.unwrap();
+    assert_eq!((cost.tokens_per_step, cost.step_ratio, cost.speedup), (Some(4.0), Some(4.0), Some(1.0)));
+    let all = cost.all_rows.unwrap();
+    assert_eq!((all.verify_steps, all.tokens_per_step, all.step_ratio, all.speedup), (8, Some(3.5), Some(3.5), Some(1.0)));
+    // Requests that are alike have points for intervals.
+    assert_eq!((all.step_ratio_ci95, all.speedup_ci95), (Some([3.5, 3.5]), Some([1.0, 1.0])));
+    // One length is compared once.
+    assert_eq!(lengths(2, &[(4, 3, 40_000), (4, 0, 40_000)]).report().cost.unwrap().all_rows, None);
+    // Without acceptance there is a ratio, but no speedup.
+    let mut unknown = lengths(2, &[(2, 0, 20_000), (4, 0, 40_000)]);
+    unknown.manifest.acceptance_known = false;
+    let all = unknown.report().cost.unwrap().all_rows.unwrap();
+    assert_eq!((all.tokens_per_step, all.step_ratio, all.speedup), (None, Some(3.0), None));
+}
+
+#[test]
+fn all_lengths_agree_with_plain_sums() {
+    let trace = timed(9);
+    let all = trace.report().cost.unwrap().all_rows.unwrap();
+    let of = |phase: Phase| trace.steps.iter().zip(&trace.times).filter(move |(s, _)| s.phase == phase);
+    let mean = |phase: Phase| of(phase).map(|(_, t)| t.step_ns as f64).sum::<f64>() / of(phase).count() as f64;
+    // All contexts are in one octave.
+    let ratio = mean(Phase::Verify) / mean(Phase::Decode);
+    let tokens = of(Phase::Verify).map(|(s, _)| f64::from(s.accepted) + 1.0).sum::<f64>() / of(Phase::Verify).count() as f64;
+    assert_eq!(all.verify_steps as usize, of(Phase::Verify).count());
+    assert!((all.step_ratio.unwrap() - ratio).abs() < 1e-9 && (all.tokens_per_step.unwrap() - tokens).abs() < 1e-12);
+    assert!((all.speedup.unwrap() - tokens / ratio).abs() < 1e-9 && within(all.speedup_ci95, tokens / ratio));
+}

@@ -93,7 +93,7 @@ pub(super) const TARGET: &str = "target";
 pub(super) const DRAFT: &str = "draft";
 pub(super) const PREFILL: &str = "prefill";
 
-/// A step's times are numbers of nanoseconds below this: a century.
+/// As the file has it. Nothing that is counted comes near the largest one.
 pub(super) fn number(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
