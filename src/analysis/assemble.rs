@@ -10,9 +10,9 @@ use crate::metric::Interval;
 use crate::metric::report::{
     self, DraftLayer, DraftReport, LayerReport, Load, Overall, Report, RequestReport, RunFacts, SCHEMA, Spread, Totals, WindowStats,
 };
-use crate::trace::Phase;
 use crate::trace::manifest::Manifest;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::trace::{Phase, RequestEvent};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Makes the report of what the pass counted.
 ///
@@ -70,7 +70,7 @@ pub fn assemble(
         overall,
         draft: routers(&counts.draft),
         prefill: routers(&counts.prefill),
-        by_request: by_request(plan, counts, dominant, &grouped(By::Request)?),
+        by_request: by_request(plan, counts, input.requests, dominant, &grouped(By::Request)?),
         telemetry: None,
         cost: None,
         advice: None,
@@ -88,8 +88,7 @@ pub fn assemble(
     let advice = dominant.and_then(|rows| advise::advice(input, plan, counts, rows, &report, options, wanted));
     report.warnings = warnings::of(input, plan, counts, &report, advice.as_ref());
     report.warnings.extend(limits);
-    // Plain numbers and texts: this cannot fail.
-    report.advice = advice.and_then(|advice| serde_json::to_value(advice).ok());
+    report.advice = advice;
     Ok(report)
 }
 
@@ -276,7 +275,14 @@ fn narrow(plan: &Plan<'_>, counts: &PassCounts) -> Vec<NarrowRow> {
     counts.sums.iter().flat_map(of).collect()
 }
 
-fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>, groups: &[frames::Group]) -> Vec<RequestReport> {
+fn by_request(
+    plan: &Plan<'_>,
+    counts: &PassCounts,
+    requests: &[RequestEvent],
+    dominant: Option<usize>,
+    grouped: &[frames::Group],
+) -> Vec<RequestReport> {
+    let named: HashMap<u32, &RequestEvent> = requests.iter().map(|r| (r.request_id, r)).collect();
     let unknown: BTreeSet<u32> = plan
         .trees
         .iter()
@@ -287,7 +293,8 @@ fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>, gro
         .collect();
     let report = |(at, span): (u32, &super::steps::RequestSpan)| {
         let known = !unknown.contains(&at);
-        let group = groups.binary_search_by_key(&span.request_id, |g| g.key).ok().and_then(|at| groups.get(at));
+        let group = grouped.binary_search_by_key(&span.request_id, |g| g.key).ok().and_then(|at| grouped.get(at));
+        let user = named.get(&span.request_id);
         RequestReport {
             request_id: span.request_id,
             verify_steps: span.verify_steps,
@@ -295,6 +302,8 @@ fn by_request(plan: &Plan<'_>, counts: &PassCounts, dominant: Option<usize>, gro
             union_mean: group.and_then(frames::Group::union_mean),
             wasted_mean: group.filter(|g| known && g.windows > 0).map(|g| g.wasted as f64 / g.windows as f64),
             accepted: Some(span.accepted),
+            id: user.map(|r| r.id.clone()).filter(|id| !id.is_empty()),
+            tags: user.map(|r| groups::tags(r).into_iter().collect()).unwrap_or_default(),
             sums: dominant.map(|rows| sums_by_layer(plan, counts, (at, rows), known)),
             identity: None,
         }

@@ -192,7 +192,7 @@ fn analyze(dir: &Path, model_only: bool) -> Result<Report, Failure> {
 }
 
 fn advice(report: &Report) -> Option<Advice> {
-    serde_json::from_value(report.advice.clone()?).ok()
+    report.advice.clone()
 }
 
 fn point(advice: &Advice, length: &DraftLength) -> SweepPoint {

@@ -1,7 +1,8 @@
 //! A report as a flat list of numbers, each with its meaning and with what is known of its uncertainty.
 
-use super::estimate::Estimate;
+use super::estimate::{Estimate, Spread};
 use super::quantile::{Clustered, share};
+use crate::analysis::request_totals::{Cells, LoadMetric, PositionSums, RequestTotals, Table};
 use crate::metric::report::{Acceptance, Load, Report, RequestReport, WindowStats};
 use crate::metric::{Better, Interval, Metric, Noise, Unit, find};
 use serde::Serialize;
@@ -81,10 +82,12 @@ pub fn is_share(name: &str) -> bool {
     find(field.split('[').next().unwrap_or(field)).is_some_and(|metric| metric.unit == Unit::Share)
 }
 
-/// Every number of a report that is known.
-pub fn measures(report: &Report) -> Vec<Measure> {
-    let mut list = List { out: Vec::new(), layer: None };
-    list.acceptance(&report.acceptance, &report.by_request, uniform_rows(report));
+/// Every number of a report that is known. `totals` are the sums by request of the trace that it is the report of, where there is one:
+/// without them, only some numbers have an uncertainty.
+pub fn measures(report: &Report, totals: Option<&RequestTotals>) -> Vec<Measure> {
+    let mut list = List { out: Vec::new(), layer: None, table: None };
+    list.acceptance(&report.acceptance, &report.by_request, uniform_rows(report), totals);
+    list.table = totals.and_then(|totals| totals.table(None));
     if let Some(overall) = &report.overall {
         let sums = |request: &RequestReport| {
             let s = request.sums.as_ref()?;
@@ -100,6 +103,7 @@ pub fn measures(report: &Report) -> Vec<Measure> {
     }
     for (slot, layer) in report.layers.iter().enumerate() {
         list.layer = Some(layer.layer);
+        list.table = totals.and_then(|totals| totals.table(Some(slot)));
         let sums = |request: &RequestReport| {
             let s = request.sums.as_ref()?;
             let wasted = s.wasted.as_ref().map(|w| w.get(slot).copied().unwrap_or(0));
@@ -130,12 +134,14 @@ struct Sums {
     wasted: Option<u64>,
 }
 
-struct List {
+struct List<'a> {
     out: Vec<Measure>,
     layer: Option<u16>,
+    /// Sums by request in the scope at hand.
+    table: Option<Table<'a>>,
 }
 
-impl List {
+impl List<'_> {
     fn put(&mut self, path: String, metric: Metric, estimate: Option<Estimate>) {
         if let Some(estimate) = estimate.filter(|e| e.value.is_finite()) {
             self.out.push(Measure { layer: self.layer, path, metric, estimate });
@@ -149,17 +155,33 @@ impl List {
         }
     }
 
-    fn point(&mut self, id: &str, value: Option<f64>) {
-        self.known(id, id, value.map(Estimate::point));
+    /// A number that is a ratio of sums over requests.
+    fn ratio(&mut self, path: &str, id: &str, value: Option<f64>, of: impl Fn(&Cells<'_>) -> Option<(f64, f64)>) {
+        let estimate = value.map(|value| {
+            // A request without windows has a denominator of 0 and no influence.
+            let pairs = self.table.map(|table| table.each(|cells| of(&cells)));
+            let pairs = pairs.filter(|pairs| pairs.iter().any(Option::is_some));
+            let ratio = pairs.and_then(|pairs| Estimate::ratio(pairs.iter().map(|pair| pair.unwrap_or_default())));
+            // The ratio of sums is the reported mean; the report's value is kept, so that nothing differs by rounding.
+            ratio.map_or_else(|| Estimate::point(value), |ratio| Estimate { value, ..ratio })
+        });
+        self.known(path, id, estimate);
     }
 
-    fn entries(&mut self, id: &str, values: &[f64]) {
+    /// The influences of requests on a number of the load.
+    fn of_load(&self, value: Option<f64>, metric: LoadMetric) -> Option<Estimate> {
+        let spread = self.table.map(|table| Spread::Requests(table.each(|cells| cells.load(metric))));
+        value.map(|value| Estimate { value, spread: spread.unwrap_or(Spread::Unknown) })
+    }
+
+    /// The entries of a curve, each a ratio of sums.
+    fn curve(&mut self, id: &str, values: &[f64], of: impl Fn(&Cells<'_>, usize) -> Option<(f64, f64)>) {
         for (i, &value) in values.iter().enumerate() {
-            self.known(&format!("{id}[{i}]"), id, Some(Estimate::point(value)));
+            self.ratio(&format!("{id}[{i}]"), id, Some(value), |cells| of(cells, i));
         }
     }
 
-    fn acceptance(&mut self, a: &Acceptance, requests: &[RequestReport], uniform: bool) {
+    fn acceptance(&mut self, a: &Acceptance, requests: &[RequestReport], uniform: bool, totals: Option<&RequestTotals>) {
         let sums: Option<Vec<(f64, f64)>> = requests.iter().map(|r| Some((r.accepted? as f64, r.verify_steps as f64))).collect();
         let exact = sums.and_then(|sums| Estimate::ratio(sums.into_iter()));
         let stated = |value: Option<f64>, less: f64| {
@@ -179,11 +201,18 @@ impl List {
         // Of windows of different lengths, the histogram does not say how many had draft i.
         let clustered = clustered.filter(|_| uniform);
         for (id, values) in [("by_position", &a.by_position), ("conditional_by_position", &a.conditional_by_position)] {
+            let conditional = id == "conditional_by_position";
             for (i, value) in values.iter().enumerate() {
-                let reached = if id == "by_position" { 0 } else { i };
-                let windows: u64 = a.histogram.iter().skip(reached).sum();
-                let interval = value.zip(clustered.as_ref()).and_then(|(v, c)| share(v, windows as f64 / c.design_effect()));
-                self.known(&format!("acceptance.{id}[{i}]"), id, value.map(|v| Estimate::with_interval(v, interval)));
+                let sums = totals.and_then(|totals| totals.position(i)).filter(|sums| !sums.is_empty());
+                let pair = |s: &PositionSums| (s.kept as f64, if conditional { s.reached } else { s.had } as f64);
+                let exact = sums.and_then(|sums| Estimate::ratio(sums.iter().map(pair)));
+                let windows: u64 = a.histogram.iter().skip(if conditional { i } else { 0 }).sum();
+                let stated = |v: f64| clustered.as_ref().and_then(|c| share(v, windows as f64 / c.design_effect()));
+                let estimate = value.map(|value| match exact {
+                    Some(exact) => Estimate { value, ..exact },
+                    None => Estimate::with_interval(value, stated(value)),
+                });
+                self.known(&format!("acceptance.{id}[{i}]"), id, estimate);
             }
         }
     }
@@ -215,10 +244,10 @@ impl List {
             }
             self.known("union.max", "union", Some(Estimate::point(f64::from(u.max))));
         }
-        self.entries("prefix_union", &stats.prefix_union);
-        self.entries("marginal", &stats.marginal);
-        self.point("marginal_kept", stats.marginal_kept);
-        self.point("marginal_rejected", stats.marginal_rejected);
+        self.curve("prefix_union", &stats.prefix_union, |c, i| c.prefix(i));
+        self.curve("marginal", &stats.marginal, |c, i| c.marginal(i));
+        self.ratio("marginal_kept", "marginal_kept", stats.marginal_kept, |c| c.kept());
+        self.ratio("marginal_rejected", "marginal_rejected", stats.marginal_rejected, |c| c.rejected());
         let wasted = stats.wasted_mean.map(|value| match of(|s| s.wasted) {
             Some(e) => Estimate { value, ..e },
             None => Estimate::point(value),
@@ -227,29 +256,48 @@ impl List {
         for (i, row) in stats.pairwise.iter().flatten().enumerate() {
             // The diagonal is k, and the matrix is symmetric.
             for (j, &value) in row.iter().enumerate().skip(i + 1) {
-                self.known(&format!("pairwise[{i}][{j}]"), "pairwise", Some(Estimate::point(value)));
+                self.ratio(&format!("pairwise[{i}][{j}]"), "pairwise", Some(value), |cells| cells.pair(i, j));
             }
         }
-        for (id, lags) in [("lag_overlap_frac", &stats.lag_overlap_frac), ("lag_jaccard", &stats.lag_jaccard)] {
+        type AtLag = fn(&Cells<'_>, usize) -> Option<(f64, f64)>;
+        let lags: [(_, _, AtLag); 2] = [
+            ("lag_overlap_frac", &stats.lag_overlap_frac, |c, d| c.lag_overlap_frac(d)),
+            ("lag_jaccard", &stats.lag_jaccard, |c, d| c.lag_jaccard(d)),
+        ];
+        for (id, lags, of) in lags {
             for (d, &value) in lags.iter().flatten().enumerate().skip(1) {
-                self.known(&format!("{id}[{d}]"), id, Some(Estimate::point(value)));
+                self.ratio(&format!("{id}[{d}]"), id, Some(value), |cells| of(cells, d));
             }
         }
-        self.point("step_reuse", stats.step_reuse);
-        self.point("uniform_union", stats.uniform_union);
-        self.point("popularity_union", stats.popularity_union);
+        self.ratio("step_reuse", "step_reuse", stats.step_reuse, |c| c.reuse());
+        // It follows from the model's shape alone.
+        let uniform = stats.uniform_union.map(|value| Estimate::with_interval(value, Some([value, value])));
+        self.known("uniform_union", "uniform_union", uniform);
+        let popularity = self.of_load(stats.popularity_union, LoadMetric::Popularity);
+        self.known("popularity_union", "popularity_union", popularity.clone());
         // lift = (N - union) / (N - k) is a straight line in the mean union.
-        let lift = stats.lift.zip(stats.uniform_union).zip(mean).map(|((value, n), mean)| {
+        let lift = stats.lift.zip(stats.uniform_union).zip(mean.clone()).map(|((value, n), mean)| {
             let span = n - f64::from(k);
             Estimate { value, ..mean.affine(n / span, -1.0 / span) }
         });
         self.known("lift", "lift", lift.filter(|_| experts > k));
-        self.point("popularity_lift", stats.popularity_lift);
-        self.point("load.entropy_bits", load.map(|l| l.entropy_bits));
-        self.point("load.effective_experts", load.map(|l| l.effective_experts));
-        self.point("load.top_1pct_share", load.map(|l| l.top_1pct_share));
-        self.point("load.max_over_mean", load.map(|l| l.max_over_mean));
-        self.entries("mass_coverage", mass_coverage.unwrap_or_default());
+        let lift = stats.popularity_lift.map(|value| match popularity.zip(mean) {
+            Some((popularity, union)) => popularity_lift(value, &popularity, &union, f64::from(k)),
+            None => Estimate::point(value),
+        });
+        self.known("popularity_lift", "popularity_lift", lift);
+        type OfLoad = fn(&Load) -> f64;
+        let loads: [(_, OfLoad, _); 4] = [
+            ("load.entropy_bits", |l| l.entropy_bits, LoadMetric::Entropy),
+            ("load.effective_experts", |l| l.effective_experts, LoadMetric::Effective),
+            ("load.top_1pct_share", |l| l.top_1pct_share, LoadMetric::Top),
+            ("load.max_over_mean", |l| l.max_over_mean, LoadMetric::Max),
+        ];
+        for (id, value, metric) in loads {
+            let estimate = self.of_load(load.map(value), metric);
+            self.known(id, id, estimate);
+        }
+        self.curve("mass_coverage", mass_coverage.unwrap_or_default(), |c, i| c.coverage(i));
     }
 
     fn costs(&mut self, time: Option<&Value>, cost: Option<&Value>) {
@@ -270,6 +318,19 @@ impl List {
     }
 }
 
+/// (P - U) / (P - k) of a popularity union P and a mean union U: moved by ((U - k) dP - (P - k) dU) / (P - k)².
+///
+/// P = 12, U = 10, k = 8: 0.5. P higher by 0.1 moves it by 2 x 0.1 / 16 = 0.0125: 2.1 / 4.1 = 0.5122.
+fn popularity_lift(value: f64, popularity: &Estimate, union: &Estimate, k: f64) -> Estimate {
+    let (Spread::Requests(dp), Spread::Requests(du)) = (&popularity.spread, &union.spread) else { return Estimate::point(value) };
+    let (above, span) = (union.value - k, popularity.value - k);
+    let moved = |(dp, du): (&Option<f64>, &Option<f64>)| match (dp, du) {
+        (None, None) => None,
+        (dp, du) => Some((above * dp.unwrap_or(0.0) - span * du.unwrap_or(0.0)) / (span * span)),
+    };
+    Estimate { value, spread: Spread::Requests(dp.iter().zip(du).map(moved).collect()) }
+}
+
 fn interval(value: &Value) -> Option<Interval> {
     match value.as_array()?.as_slice() {
         [low, high] => Some([low.as_f64()?, high.as_f64()?]),
@@ -279,7 +340,6 @@ fn interval(value: &Value) -> Option<Interval> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::estimate::Spread;
     use super::super::testing::report;
     use super::*;
     use crate::metric::cost::{ExpertCost, LayerTime, StepCost};
@@ -291,7 +351,7 @@ mod tests {
     #[test]
     fn the_sums_are_the_reports_means() {
         let report = report();
-        let all = measures(&report);
+        let all = measures(&report, None);
         let ratio = |of: fn(&RequestReport) -> (u64, u64)| {
             let (n, d) = report.by_request.iter().map(of).fold((0, 0), |(n, d), (a, b)| (n + a, d + b));
             n as f64 / d as f64
@@ -318,7 +378,7 @@ mod tests {
     #[test]
     fn what_is_known_of_uncertainty() {
         let report = report();
-        let all = measures(&report);
+        let all = measures(&report, None);
         let requests = |path: &str| matches!(get(&all, None, path).estimate.spread, Spread::Requests(_));
         assert!(requests("union.mean") && requests("lift") && requests("wasted_mean") && requests("acceptance.tokens_per_step"));
         assert!(matches!(get(&all, None, "union.p90").estimate.spread, Spread::Interval(_)));
@@ -329,7 +389,7 @@ mod tests {
         for request in &mut old.by_request {
             (request.sums, request.accepted) = (None, None);
         }
-        let old = measures(&old);
+        let old = measures(&old, None);
         assert_eq!(old.len(), all.len());
         for path in ["union.mean", "acceptance.tokens_per_step", "lift"] {
             assert!(matches!(get(&old, None, path).estimate.spread, Spread::Interval(_)), "{path}");
@@ -355,7 +415,7 @@ mod tests {
             ..StepCost::default()
         });
         report.overall.as_mut().unwrap().mass_coverage = Some(vec![0.5]);
-        let all = measures(&report);
+        let all = measures(&report, None);
         for m in &all {
             let bare: String = m.path.chars().filter(|c| !c.is_ascii_digit() || !m.path.contains('[')).collect();
             let known = is_known(&bare).unwrap_or_else(|| panic!("{}", m.path));

@@ -1,7 +1,7 @@
 //! Two runs compared: what changed, how sure that is, and which rules that breaks.
 //!
 //! ```text
-//! trace or report JSON   -> source::Side        a report, and the trace where there is one
+//! trace or report JSON   -> source, ranges      a report, checked, and the trace where there is one, with sums by request
 //! two reports            -> pairing, kind       which requests are the same; what makes the runs incomparable
 //! one report             -> measure             a flat list of numbers with their uncertainty
 //! two lists              -> compare             rows with verdicts, false discoveries controlled
@@ -16,6 +16,7 @@ pub mod kind;
 pub mod measure;
 pub mod pairing;
 pub mod quantile;
+mod ranges;
 pub mod render;
 pub mod routing;
 pub mod rule;
@@ -25,6 +26,7 @@ pub mod student;
 #[cfg(test)]
 mod testing;
 
+use crate::analysis::request_totals::RequestTotals;
 use crate::metric::report::RunFacts;
 use crate::metric::{Noise, Report};
 use crate::trace::TraceError;
@@ -122,7 +124,8 @@ impl Comparison {
 /// # Errors
 /// When they are incomparable in a way that is not allowed, or a trace cannot be read.
 pub fn diff(base: &Side, candidate: &Side, rules: &Rules, options: &Options) -> Result<Comparison, DiffError> {
-    let mut comparison = diff_reports(&base.report, &candidate.report, rules, options)?;
+    let sides = [(&base.report, base.totals.as_ref()), (&candidate.report, candidate.totals.as_ref())];
+    let mut comparison = diff_numbers(sides, rules, options)?;
     if let (Some(a), Some(b)) = (&base.trace, &candidate.trace) {
         comparison.routing = routing::disagreement((a, &base.report), (b, &candidate.report), &comparison.pairing)?;
     }
@@ -134,6 +137,14 @@ pub fn diff(base: &Side, candidate: &Side, rules: &Rules, options: &Options) -> 
 /// # Errors
 /// When they are incomparable in a way that is not allowed.
 pub fn diff_reports(base: &Report, candidate: &Report, rules: &Rules, options: &Options) -> Result<Comparison, DiffError> {
+    diff_numbers([(base, None), (candidate, None)], rules, options)
+}
+
+/// A report, and the sums by request of its trace.
+type Numbers<'a> = (&'a Report, Option<&'a RequestTotals>);
+
+fn diff_numbers(sides: [Numbers<'_>; 2], rules: &Rules, options: &Options) -> Result<Comparison, DiffError> {
+    let [(base, base_totals), (candidate, candidate_totals)] = sides;
     let pairing = Pairing::of(base, candidate);
     let differences = kind::differences(base, candidate, &pairing);
     let mut options = options.clone();
@@ -144,7 +155,8 @@ pub fn diff_reports(base: &Report, candidate: &Report, rules: &Rules, options: &
         let kinds: Vec<&str> = refused.iter().map(|d| d.kind.as_str()).collect();
         return Err(DiffError::Incomparable { what: what.join("; "), kinds: kinds.join(","), differences: refused });
     }
-    let (rows, one_sided) = compare::compare(measure::measures(base), measure::measures(candidate), &pairing, options.margin);
+    let (rows, one_sided) =
+        compare::compare(measure::measures(base, base_totals), measure::measures(candidate, candidate_totals), &pairing, options.margin);
     let gates: Vec<Gate> = rules.rules.iter().map(|(rule, origin)| gate::hold(rule, origin, &rows, options.strict)).collect();
     let requests = (base.totals.requests, candidate.totals.requests);
     let mut comparison = Comparison {
@@ -161,7 +173,16 @@ pub fn diff_reports(base: &Report, candidate: &Report, rules: &Rules, options: &
         warnings: Vec::new(),
     };
     comparison.warnings = warnings(&comparison);
+    let totals = [("base", base_totals), ("candidate", candidate_totals)];
+    comparison.warnings.extend(totals.into_iter().filter_map(|(side, totals)| sums_left_out(side, totals?)));
     Ok(comparison)
+}
+
+/// Sums by request are bounded: what is left out has no interval.
+fn sums_left_out(side: &str, totals: &RequestTotals) -> Option<Warning> {
+    let what = if totals.without_any { "its numbers" } else { "its layers' numbers" };
+    let message = format!("the {side} has more requests than sums are kept of: most of {what} are shown without an interval");
+    totals.without_layers.then(|| Warning::new("sums_left_out", message))
 }
 
 fn warnings(c: &Comparison) -> Vec<Warning> {
@@ -211,6 +232,9 @@ fn warnings(c: &Comparison) -> Vec<Warning> {
     warnings
 }
 
+#[cfg(test)]
+#[path = "seeded_sums_tests.rs"]
+mod seeded_sums_tests;
 #[cfg(test)]
 #[path = "seeded_tests.rs"]
 mod seeded_tests;

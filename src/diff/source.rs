@@ -1,5 +1,7 @@
 //! What is compared: a trace, or a report that was kept as JSON.
 
+use super::ranges;
+use crate::analysis::request_totals::{RequestTotals, request_totals};
 use crate::analysis::{AnalysisError, Options, analyze_trace};
 use crate::metric::Report;
 use crate::metric::report::SCHEMA;
@@ -19,6 +21,8 @@ pub struct Side {
     pub report: Report,
     /// The trace, when it was given as one.
     pub trace: Option<Trace>,
+    /// Its sums by request, when it was given as a trace.
+    pub totals: Option<RequestTotals>,
 }
 
 /// Why a side cannot be read.
@@ -85,14 +89,16 @@ impl Side {
             _ => SourceError::Io { path: path.to_owned(), source },
         })?;
         if !metadata.is_dir() {
-            return Ok(Self { report: read_report(path)?, trace: None });
+            return Ok(Self { report: read_report(path)?, trace: None, totals: None });
         }
         let trace = Trace::open(path)?;
-        let report = analyze_trace(&trace, &Options::default()).map_err(|error| match error {
+        let wrong = |error| match error {
             AnalysisError::Trace(error) => SourceError::Trace(error),
             source => SourceError::Analysis { path: path.to_owned(), source },
-        })?;
-        Ok(Self { report, trace: Some(trace) })
+        };
+        let report = analyze_trace(&trace, &Options::default()).map_err(wrong)?;
+        let totals = request_totals(&trace, &report).map_err(wrong)?;
+        Ok(Self { report, trace: Some(trace), totals: Some(totals) })
     }
 }
 
@@ -120,30 +126,13 @@ pub fn read_report(path: &Path) -> Result<Report, SourceError> {
         Some(found) if found.starts_with("specprof.reports/") => return Err(SourceError::Several { path: path.to_owned() }),
         _ => return Err(wrong("no report of specprof: it has no `schema`; write one by `specprof report TRACE --format json`".into())),
     }
+    ranges::check_keys(&value).map_err(wrong)?;
     let report: Report = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
-    check(&report).map_err(wrong)?;
-    Ok(report)
-}
-
-/// What the comparison relies on.
-fn check(report: &Report) -> Result<(), String> {
-    let layers = report.layers.len();
     if let Some(pair) = report.layers.windows(2).find(|pair| pair[0].layer >= pair[1].layer) {
-        return Err(format!("layers: {} stands before {}; they must ascend", pair[0].layer, pair[1].layer));
+        return Err(wrong(format!("layers: {} stands before {}; they must ascend", pair[0].layer, pair[1].layer)));
     }
-    for request in &report.by_request {
-        let Some(sums) = &request.sums else { continue };
-        let wasted = sums.wasted.as_ref().map_or(layers, Vec::len);
-        if sums.windows.len() != layers || sums.union.len() != layers || wasted != layers {
-            return Err(format!("by_request: the sums of request {} are not of {layers} layers", request.request_id));
-        }
-        // Sums over layers must not overflow.
-        let largest = sums.windows.iter().chain(&sums.union).chain(sums.wasted.iter().flatten()).max();
-        if largest.is_some_and(|&n| n > 1 << 40) {
-            return Err(format!("by_request: the sums of request {} are larger than a trace can have", request.request_id));
-        }
-    }
-    Ok(())
+    ranges::check_report(&report).map_err(wrong)?;
+    Ok(report)
 }
 
 #[cfg(test)]
@@ -183,8 +172,11 @@ mod tests {
         assert!(with(&|v| v["schema"] = "specprof.reports/1".into()).contains("holds several reports; give one"));
         assert!(with(&|v| v["totals"] = 3.into()).starts_with("r.json: corrupt: "));
         assert!(with(&|v| v["layers"][1]["layer"] = 0.into()).contains("must ascend"));
-        assert!(with(&|v| v["by_request"][1]["sums"]["union"] = vec![1].into()).contains("request 1 are not of"));
-        assert!(with(&|v| v["by_request"][0]["sums"]["windows"][0] = u64::MAX.into()).contains("larger than"));
+        assert!(
+            with(&|v| v["by_request"][1]["sums"]["union"] = vec![1].into()).contains("by_request[1].sums: those of request 1 are not of")
+        );
+        assert!(with(&|v| v["by_request"][0]["sums"]["windows"][0] = u64::MAX.into()).contains("larger than any number"));
+        assert!(with(&|v| v["by_request"][0]["sums"]["windows"][0] = (1u64 << 41).into()).contains("larger than a trace can have"));
         assert!(Side::open(Path::new("/nowhere")).unwrap_err().to_string().contains("neither a trace nor a report"));
     }
 }

@@ -4,17 +4,20 @@
 //! are integers, events are in order of time. Rows are not timed one by one: their slices span the target's pass that they
 //! belong to. So do those of layers, unless the trace has times of the layer's operations.
 
+mod kernels;
+mod page;
+
+use super::ExportError;
 use super::lanes;
 use super::unions::{Counter, StepUnions};
-use super::{ExportError, jsonl};
 use crate::analysis::trees::Shape;
 use crate::trace::event::{UNKNOWN_CONTEXT, UNKNOWN_TOKEN};
-use crate::trace::kernel::KernelEvent;
 use crate::trace::manifest::WindowCompleteness;
-use crate::trace::{Module, Phase, Steps, TelemetrySample, Trace, step_routes};
-use serde_json::{Value, json};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use crate::trace::{Phase, Steps, TelemetrySample, Trace, step_routes};
+use kernels::Kernels;
+use page::Page;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::ops::RangeInclusive;
 
@@ -124,72 +127,6 @@ fn track(of: &mut BTreeMap<(u32, u16), u32>, lane: u32, member: u16) -> u32 {
 /// Whether a step has tracks of its rows and layers.
 fn in_detail(steps: &Steps, i: usize) -> bool {
     steps.phase[i] != Phase::Prefill && steps.rows[i] <= MAX_ROWS
-}
-
-/// The operations of the wanted steps.
-struct Kernels {
-    /// By begin, the longer first.
-    events: Vec<(u32, KernelEvent)>,
-    /// Track of each event.
-    tracks: Vec<u32>,
-    /// Name of each track.
-    names: Vec<String>,
-    /// By step: first begin and last end of each target layer's operations.
-    layers: BTreeMap<u32, BTreeMap<u16, (i64, i64)>>,
-}
-
-impl Kernels {
-    fn read(trace: &Trace, wanted: &RangeInclusive<u32>) -> Result<Self, ExportError> {
-        let mut events: Vec<(u32, KernelEvent)> = trace.kernels()?.into_iter().filter(|(step, _)| wanted.contains(step)).collect();
-        events.sort_by_key(|(_, k)| (k.begin_ns, Reverse(k.end_ns)));
-        let streams: BTreeSet<Option<u32>> = events.iter().map(|(_, k)| k.stream).collect();
-        let (mut tracks, mut names) = (vec![0; events.len()], Vec::new());
-        for stream in streams {
-            let members: Vec<usize> = (0..events.len()).filter(|&i| events[i].1.stream == stream).collect();
-            let spans: Vec<(i64, i64)> = members.iter().map(|&i| (events[i].1.begin_ns, events[i].1.end_ns)).collect();
-            let first = names.len() as u32 + 1;
-            for (&member, lane) in members.iter().zip(lanes::assign(&spans)) {
-                tracks[member] = first + lane;
-                if names.len() as u32 + 1 == first + lane {
-                    let name = stream.map_or_else(|| "operations".to_owned(), |s| format!("stream {s}"));
-                    names.push(if lane == 0 { name } else { format!("{name}, at once {}", lane + 1) });
-                }
-            }
-        }
-        let mut layers: BTreeMap<u32, BTreeMap<u16, (i64, i64)>> = BTreeMap::new();
-        for (step, k) in events.iter().filter(|(_, k)| k.module == Module::Target) {
-            if let Some(layer) = k.layer {
-                let span = layers.entry(*step).or_default().entry(layer).or_insert((k.begin_ns, k.end_ns));
-                *span = (span.0.min(k.begin_ns), span.1.max(k.end_ns));
-            }
-        }
-        Ok(Self { events, tracks, names, layers })
-    }
-
-    /// The slices from the `next`-th on that begin before a time; gives the number of the first that does not.
-    fn slices(&self, page: &mut Page<'_>, next: usize, before: i64) -> usize {
-        let mut at = next;
-        while let Some(((step, k), track)) = self.events.get(at).zip(self.tracks.get(at)).filter(|((_, k), _)| k.begin_ns < before) {
-            let mut args = json!({ "step": step, "component": k.component.as_str(), "module": k.module.as_str() });
-            let known = [
-                ("layer", k.layer.map(Value::from)),
-                ("correlation_id", k.correlation_id.map(Value::from)),
-                ("graph_node_id", k.graph_node_id.map(Value::from)),
-                ("grid", k.grid.map(|g| Value::from(g.to_vec()))),
-                ("block", k.block.map(|b| Value::from(b.to_vec()))),
-                ("registers", k.registers.map(Value::from)),
-                ("shared_bytes", k.shared_bytes.map(Value::from)),
-            ];
-            for (key, value) in known {
-                if let Some(value) = value {
-                    args[key] = value;
-                }
-            }
-            page.slice((KERNELS, *track), (k.begin_ns, k.end_ns), &k.name, k.component.as_str(), args);
-            at += 1;
-        }
-        at
-    }
 }
 
 /// What the names of the tracks depend on.
@@ -339,98 +276,5 @@ fn samples(page: &mut Page<'_>, s: &TelemetrySample) {
         if let Some(value) = value.filter(|v| v.is_finite()) {
             page.counter(TELEMETRY, s.time_ns, name, json!({ "value": value }));
         }
-    }
-}
-
-/// An event that waits for its turn: by time, the longer slice first, then as it came.
-type Waiting = Reverse<(i64, Reverse<i64>, u64, String)>;
-
-/// The file that is written.
-struct Page<'a> {
-    out: &'a mut dyn Write,
-    waiting: BinaryHeap<Waiting>,
-    origin: i64,
-    sequence: u64,
-    events: u64,
-    bytes: u64,
-}
-
-impl<'a> Page<'a> {
-    fn new(out: &'a mut dyn Write, origin: i64) -> Self {
-        Self { out, waiting: BinaryHeap::new(), origin, sequence: 0, events: 0, bytes: 0 }
-    }
-
-    fn put(&mut self, text: &str) -> Result<(), ExportError> {
-        self.bytes += text.len() as u64;
-        self.out.write_all(text.as_bytes()).map_err(ExportError::Output)
-    }
-
-    fn open(&mut self, trace: &Trace) -> Result<(), ExportError> {
-        let m = trace.manifest();
-        let facts = json!({
-            "trace": trace.dir().file_name().map(|n| n.to_string_lossy()),
-            "model": m.model.name,
-            "drafter": m.drafter.kind,
-            "engine": m.engine,
-            "device": format!("{} {}", m.device.kind, m.device.name),
-            "emulated": m.emulated,
-            "origin_unix_ns": self.origin,
-            "times": "host clock, of kernels the device's; rows are not timed one by one and span their pass, as layers without operations do",
-            "written_by": concat!("specprof ", env!("CARGO_PKG_VERSION")),
-            "everything": format!("specprof export --format jsonl gives all rows ({})", jsonl::FORMAT),
-        });
-        self.put(&format!("{{\"displayTimeUnit\":\"ns\",\"otherData\":{facts},\"traceEvents\":["))
-    }
-
-    fn event(&mut self, text: &str) -> Result<(), ExportError> {
-        let separator = if self.events == 0 { "\n" } else { ",\n" };
-        self.events += 1;
-        self.put(separator)?;
-        self.put(text)
-    }
-
-    fn meta(&mut self, pid: u32, tid: u32, name: &str, args: Value) -> Result<(), ExportError> {
-        self.event(&json!({ "ph": "M", "pid": pid, "tid": tid, "ts": 0, "name": name, "args": args }).to_string())
-    }
-
-    /// Microseconds since the beginning, exact to the nanosecond.
-    fn micros(&self, ns: i64) -> String {
-        let since = ns.saturating_sub(self.origin).max(0);
-        format!("{}.{:03}", since / 1000, since % 1000)
-    }
-
-    fn wait(&mut self, ts: i64, length: i64, text: String) {
-        self.sequence += 1;
-        self.waiting.push(Reverse((ts, Reverse(length), self.sequence, text)));
-    }
-
-    fn slice(&mut self, (pid, tid): (u32, u32), (begin, end): (i64, i64), name: &str, category: &str, args: Value) {
-        let length = end.saturating_sub(begin).max(0);
-        let duration = format!("{}.{:03}", length / 1000, length % 1000);
-        let (ts, name) = (self.micros(begin), Value::from(name));
-        let text = format!(
-            "{{\"ph\":\"X\",\"pid\":{pid},\"tid\":{tid},\"ts\":{ts},\"dur\":{duration},\"name\":{name},\"cat\":\"{category}\",\"args\":{args}}}"
-        );
-        self.wait(begin, length, text);
-    }
-
-    fn counter(&mut self, pid: u32, ts: i64, name: &str, args: Value) {
-        let (at, name) = (self.micros(ts), Value::from(name));
-        self.wait(ts, 0, format!("{{\"ph\":\"C\",\"pid\":{pid},\"tid\":0,\"ts\":{at},\"name\":{name},\"args\":{args}}}"));
-    }
-
-    /// Writes what comes before a time; everything without one.
-    fn flush(&mut self, before: Option<i64>) -> Result<(), ExportError> {
-        while self.waiting.peek().is_some_and(|Reverse((ts, ..))| before.is_none_or(|before| *ts < before)) {
-            if let Some(Reverse((.., text))) = self.waiting.pop() {
-                self.event(&text)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn close(mut self, steps: usize) -> Result<Written, ExportError> {
-        self.put("\n]}\n")?;
-        Ok(Written { steps, events: self.events, bytes: self.bytes })
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! What is unknown is `None` (`null`), never 0, and a [`Warning`] says why.
 
+use super::advice::Advice;
 use super::batch::Batch;
 use super::cost::{ExpertCost, LayerTime, StepCost};
 use super::groups::Groups;
@@ -12,6 +13,7 @@ use crate::trace::manifest::{
     DeviceInfo, DrafterInfo, IdSpace, Instrumentation, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The value of `schema` in every report of this version.
 pub const SCHEMA: &str = "specprof.report/1";
@@ -46,8 +48,8 @@ pub struct Report {
     pub telemetry: Option<Telemetry>,
     /// What a verify step costs; `None` without any window.
     pub cost: Option<StepCost>,
-    /// Recommended draft length. Untyped, so that a newer report's value survives being read.
-    pub advice: Option<serde_json::Value>,
+    /// Recommended draft length; `None` without windows or without their rejected rows.
+    pub advice: Option<Advice>,
     /// Acceptance and unions by group, when asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Groups>,
@@ -305,6 +307,12 @@ pub struct RequestReport {
     /// Sum of accepted drafts over its verify steps.
     #[serde(default)]
     pub accepted: Option<u64>,
+    /// The user's name of it; `None` where it has none.
+    #[serde(default)]
+    pub id: Option<String>,
+    /// Its tags by name; the words of a list have the value `yes`.
+    #[serde(default)]
+    pub tags: BTreeMap<String, String>,
     /// What it adds to each layer's means.
     #[serde(default)]
     pub sums: Option<RequestSums>,

@@ -1,7 +1,8 @@
 //! The advice for people: plain sentences first, tables after, then what it takes for granted.
 
+mod tables;
+
 use super::cost;
-use super::table::{self, Column};
 use super::text::{TextOptions, header};
 use super::wrap::{paragraph, plain, titled};
 use crate::metric::advice::{Advice, Best, CostSource, GroupAdvice};
@@ -23,7 +24,7 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
     struct Document<'a> {
         schema: &'a str,
         run: &'a crate::metric::report::RunFacts,
-        advice: &'a Option<serde_json::Value>,
+        advice: &'a Option<Advice>,
         warnings: &'a [crate::trace::manifest::Warning],
     }
     let document = Document { schema: SCHEMA, run: &report.run, advice: &report.advice, warnings: &report.warnings };
@@ -34,10 +35,9 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
 
 /// The advice of a report as text; it says so when there is none.
 pub fn render(report: &Report, options: &TextOptions) -> String {
-    let advice = report.advice.clone().and_then(|value| serde_json::from_value::<Advice>(value).ok());
     let mut out = header(report, options);
     out.push('\n');
-    match &advice {
+    match &report.advice {
         None => {
             let why = report.warnings.iter().find(|w| w.code == "no_advice");
             let text = why.map_or_else(|| "unknown".to_owned(), |w| format!("unknown: {}", plain(&w.message)));
@@ -89,10 +89,6 @@ fn range(interval: Option<Interval>) -> String {
 
 fn number(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"))
-}
-
-fn span(interval: Option<Interval>) -> String {
-    interval.map_or_else(|| "-".to_owned(), |[low, high]| format!("{low:.2}-{high:.2}"))
 }
 
 impl View<'_> {
@@ -224,94 +220,6 @@ impl View<'_> {
         }
         text
     }
-
-    fn table(&self, columns: Vec<Column>, marked: Option<usize>) -> String {
-        let bold = anstyle::Style::new().bold();
-        let style = |row: usize, line: &str| {
-            if self.options.color && Some(row) == marked { format!("{bold}{line}{bold:#}") } else { line.to_owned() }
-        };
-        table::render(columns, self.options.width, style)
-    }
-
-    fn lengths(&self) -> String {
-        let a = self.advice;
-        let cells = |of: &dyn Fn(&crate::metric::advice::DraftLength) -> String| a.by_draft_len.iter().map(of).collect::<Vec<_>>();
-        let best = |n: u16| if Some(n) == a.best_draft_len { "*" } else { "" };
-        let columns = vec![
-            Column::new("drafts").cells(cells(&|p| format!("{}{}", best(p.draft_len), p.draft_len))),
-            Column::new("tokens/step").cells(cells(&|p| format!("{:.3}", p.tokens_per_step))),
-            Column::new("95 %").optional(1).cells(cells(&|p| span(p.tokens_per_step_ci95))),
-            Column::new("union").cells(cells(&|p| format!("{:.2}", p.union_mean))),
-            Column::new("95 %").optional(0).cells(cells(&|p| span(p.union_ci95))),
-            Column::new("step ratio").cells(cells(&|p| number(p.step_ratio))),
-            Column::new("speedup").cells(cells(&|p| number(p.speedup))),
-            Column::new("95 %").optional(4).cells(cells(&|p| span(p.ci95))),
-            Column::new("last draft").optional(3).cells(cells(&|p| number(p.marginal_utility))),
-            Column::new("best")
-                .optional(2)
-                .cells(cells(&|p| p.best_share.map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0)))),
-        ];
-        let marked = a.by_draft_len.iter().position(|p| Some(p.draft_len) == a.best_draft_len);
-        self.table(columns, marked)
-    }
-
-    fn groups(&self, title: &str, groups: &[GroupAdvice]) -> String {
-        if groups.is_empty() || (groups.len() == 1 && title == "request") {
-            return String::new();
-        }
-        // The slowest first when only a few are shown.
-        let mut shown: Vec<&GroupAdvice> = groups.iter().collect();
-        if !self.options.per_layer && groups.len() > FEW {
-            shown.sort_by(|a, b| a.speedup.unwrap_or(f64::INFINITY).total_cmp(&b.speedup.unwrap_or(f64::INFINITY)));
-            shown.truncate(FEW);
-        }
-        let cells = |of: &dyn Fn(&GroupAdvice) -> String| shown.iter().map(|g| of(g)).collect::<Vec<_>>();
-        let columns = vec![
-            Column::new(title).left().cells(cells(&|g| plain(&g.key))),
-            Column::new("requests").optional(1).cells(cells(&|g| g.requests.to_string())),
-            Column::new("steps").optional(2).cells(cells(&|g| g.steps.to_string())),
-            Column::new("tokens/step").cells(cells(&|g| format!("{:.3}", g.tokens_per_step))),
-            Column::new("speedup").cells(cells(&|g| number(g.speedup))),
-            Column::new("95 %").optional(0).cells(cells(&|g| span(g.ci95))),
-            Column::new("best drafts").cells(cells(&|g| g.best_draft_len.map_or_else(|| "-".to_owned(), |n| n.to_string()))),
-            Column::new("best speedup").optional(3).cells(cells(&|g| number(g.best_speedup))),
-        ];
-        let mut out = String::from("\n") + &self.table(columns, None);
-        if shown.len() < groups.len() {
-            out.push_str(&format!("the {} slowest of {} shown; all with --all\n", shown.len(), groups.len()));
-        }
-        out
-    }
-
-    fn thresholds(&self) -> String {
-        let Some(points) = &self.advice.confidence else { return String::new() };
-        let cells = |of: &dyn Fn(&crate::metric::advice::Confidence) -> String| points.iter().map(of).collect::<Vec<_>>();
-        let best = self.best_threshold().map(|p| p.threshold);
-        let columns = vec![
-            Column::new("drafts above").cells(cells(&|p| format!("{:.2}", p.threshold))),
-            Column::new("drafts").cells(cells(&|p| format!("{:.2}", p.drafts_mean))),
-            Column::new("none left").optional(0).cells(cells(&|p| format!("{:.0} %", p.decode_share * 100.0))),
-            Column::new("tokens/step").cells(cells(&|p| format!("{:.3}", p.tokens_per_step))),
-            Column::new("union").optional(1).cells(cells(&|p| format!("{:.2}", p.union_mean))),
-            Column::new("step ratio").cells(cells(&|p| number(p.step_ratio))),
-            Column::new("speedup").cells(cells(&|p| number(p.speedup))),
-            Column::new("95 %").optional(2).cells(cells(&|p| span(p.ci95))),
-        ];
-        String::from("\n") + &self.table(columns, points.iter().position(|p| Some(p.threshold) == best))
-    }
-
-    fn budgets(&self) -> String {
-        let Some(budgets) = self.advice.expert_budget.as_ref().filter(|b| !b.is_empty()) else { return String::new() };
-        let cells = |of: &dyn Fn(&crate::metric::advice::Budget) -> String| budgets.iter().map(of).collect::<Vec<_>>();
-        let columns = vec![
-            Column::new("experts at most").cells(cells(&|b| b.experts.to_string())),
-            Column::new("gate mass kept").cells(cells(&|b| format!("{:.1} %", b.mass * 100.0))),
-            Column::new("union").cells(cells(&|b| format!("{:.2}", b.union_mean))),
-            Column::new("step ratio").cells(cells(&|b| number(b.step_ratio))),
-            Column::new("speedup if acceptance stays").cells(cells(&|b| number(b.speedup))),
-        ];
-        String::from("\n") + &self.table(columns, None)
-    }
 }
 
 #[cfg(test)]
@@ -373,12 +281,12 @@ mod tests {
     #[test]
     fn sentences_say_which_windows_and_whose_costs() {
         let mut report = report();
-        let mut advice: Advice = serde_json::from_value(report.advice.clone().unwrap()).unwrap();
+        let mut advice = report.advice.clone().unwrap();
         advice.measured_unused_because = Some("the fitted time per distinct expert is not above 0".into());
         advice.steps_left_out = advice.steps;
         advice.by_request[0].speedup = Some(0.998);
         let shown = |report: &mut Report, advice: &Advice| {
-            report.advice = Some(serde_json::to_value(advice).unwrap());
+            report.advice = Some(advice.clone());
             // Unfolded: sentences are looked for, not lines.
             let text = render(report, &TextOptions { width: 400, ..TextOptions::default() });
             assert!(!text.contains("(1.00)"), "{text}");

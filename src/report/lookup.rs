@@ -1,4 +1,4 @@
-//! Numbers out of the parts of a report that a newer writer may extend: costs and advice.
+//! Numbers out of costs by the path of their keys.
 
 use serde::Serialize;
 use serde_json::Value;

@@ -5,6 +5,7 @@ use super::table::{self, Column};
 use super::text::TextOptions;
 use super::wrap::{paragraph, plain};
 use crate::metric::Report;
+use crate::metric::advice::{CostSource, DraftLength};
 use crate::metric::report::{DraftReport, Overall};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -59,24 +60,20 @@ fn effective(routers: Option<&DraftReport>) -> Option<String> {
     (!loads.is_empty()).then(|| format!("{:.0}", loads.iter().sum::<f64>() / loads.len() as f64))
 }
 
-fn advice(report: &Report, key: &str) -> Option<f64> {
-    report.advice.as_ref()?.get(key)?.as_f64()
-}
-
 /// ` (model)` where the advice is by the model of bytes.
 fn by_model(report: &Report) -> &'static str {
-    let source = report.advice.as_ref().and_then(|a| a.get("cost_source")?.as_str());
-    if source == Some("model") { " (model)" } else { "" }
+    let source = report.advice.as_ref().and_then(|a| a.cost_source);
+    if source == Some(CostSource::Model) { " (model)" } else { "" }
 }
 
 /// The measured number, as the report of one trace has it, or else the advice's with its source.
-fn measured_or(measured: Option<f64>, report: &Report, key: &str) -> Option<String> {
-    two(measured).or_else(|| Some(two(recorded(report, key))? + by_model(report)))
+fn measured_or(measured: Option<f64>, report: &Report, advised: fn(&DraftLength) -> Option<f64>) -> Option<String> {
+    two(measured).or_else(|| Some(two(recorded(report).and_then(advised))? + by_model(report)))
 }
 
 /// The recorded draft length's entry of the advice.
-fn recorded(report: &Report, key: &str) -> Option<f64> {
-    report.advice.as_ref()?.get("by_draft_len")?.as_array()?.last()?.get(key)?.as_f64()
+fn recorded(report: &Report) -> Option<&DraftLength> {
+    report.advice.as_ref()?.by_draft_len.last()
 }
 
 const LINES: &[Line] = &[
@@ -105,9 +102,9 @@ const LINES: &[Line] = &[
     ("effective experts, verify", |r| Some(format!("{:.0}", overall(r)?.load?.effective_experts))),
     ("effective experts, prefill", |r| effective(r.prefill.as_ref())),
     ("effective experts, drafter", |r| effective(r.draft.as_ref())),
-    ("step ratio", |r| measured_or(r.cost.as_ref().and_then(|c| c.step_ratio), r, "step_ratio")),
-    ("speedup", |r| measured_or(r.cost.as_ref().and_then(|c| c.speedup), r, "speedup")),
-    ("best draft length", |r| advice(r, "best_draft_len").map(|n| format!("{n}{}", by_model(r)))),
+    ("step ratio", |r| measured_or(r.cost.as_ref().and_then(|c| c.step_ratio), r, |p| p.step_ratio)),
+    ("speedup", |r| measured_or(r.cost.as_ref().and_then(|c| c.speedup), r, |p| p.speedup)),
+    ("best draft length", |r| r.advice.as_ref()?.best_draft_len.map(|n| format!("{n}{}", by_model(r)))),
 ];
 
 /// The reports side by side. Columns that do not fit are continued below.

@@ -32,6 +32,11 @@ impl Column {
         Self { machine: true, ..Self::default() }.numbers(key, values)
     }
 
+    /// The same of words.
+    pub fn machine_words(key: &str, values: impl IntoIterator<Item = String>) -> Self {
+        Self { machine: true, ..Self::default() }.words(key, values)
+    }
+
     /// Left-aligned instead.
     pub fn left(self) -> Self {
         Self { left: true, ..self }
@@ -135,9 +140,11 @@ pub fn escape_markdown(text: &str) -> String {
     out
 }
 
-/// A cell of CSV. Words that a spreadsheet would take for a formula are led by an apostrophe.
+/// A cell of CSV. Words that a spreadsheet would take for a formula are led by an apostrophe, as spreadsheets mark text; numbers below 0
+/// are none. What holds a separator, a quote or the end of a line is quoted, its quotes doubled.
 fn quoted(cell: &str) -> String {
-    let formula = cell.starts_with(['=', '+', '@', '\t', '\r']) || (cell.starts_with('-') && cell.parse::<f64>().is_err());
+    let formula = cell.starts_with(['=', '+', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'])
+        || (cell.starts_with('-') && cell.parse::<f64>().is_err());
     let cell = if formula { format!("'{cell}") } else { cell.to_owned() };
     if cell.contains([',', '"', '\n', '\r', '\'']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
 }

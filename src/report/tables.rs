@@ -1,14 +1,19 @@
 //! The report's tables, described once for text, Markdown, CSV and HTML.
 
 use super::bars::{bar, spark};
-use super::lookup::{interval, json, list, number};
+use super::lookup::{json, number};
 use super::table::Column;
+use super::wrap::plain;
 use super::{sections, shapes};
 use crate::metric::Unit;
+use crate::metric::advice::DraftLength;
 use crate::metric::report::{LayerReport, Load, Report, WindowStats};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 const BAR: usize = 16;
+/// Most columns of tags: a hostile trace may have one for every request.
+const MAX_TAGS: usize = 256;
 
 /// A table with a name for machines and a title for people.
 #[derive(Debug, Clone)]
@@ -176,14 +181,17 @@ fn column(title: &str, key: &str, unit: Unit, values: Vec<Option<f64>>) -> Colum
 }
 
 /// A row for each draft position, before them that of windows that kept nothing.
-fn acceptance(report: &Report) -> Vec<Column> {
+pub fn acceptance(report: &Report) -> Vec<Column> {
     let a = &report.acceptance;
     let last = a.by_position.len();
     // Without windows there is no row, not a row of nothing.
     let positions = if last == 0 && a.histogram.is_empty() { 0..0 } else { 0..last + 1 };
     let at = |values: &[Option<f64>]| positions.clone().map(|i| *values.get(i.checked_sub(1)?)?).collect::<Vec<_>>();
+    // Early reports do not say how many windows had the draft.
+    let windows = positions.clone().map(|i| Some(*a.windows_by_position.get(i.checked_sub(1)?)? as f64)).collect();
     vec![
         column("draft", "draft", Unit::Count, positions.clone().map(|i| Some(i as f64)).collect()),
+        column("n", "windows_by_position", Unit::Count, windows),
         column("accepted", "by_position", Unit::Share, at(&a.by_position)),
         column("given all before", "conditional_by_position", Unit::Share, at(&a.conditional_by_position)),
         column(
@@ -197,13 +205,27 @@ fn acceptance(report: &Report) -> Vec<Column> {
 
 fn requests(report: &Report) -> Vec<Column> {
     let all = &report.by_request;
-    vec![
+    let ids = || all.iter().map(|r| r.id.clone().unwrap_or_default());
+    let mut columns = vec![
         column("request", "request_id", Unit::Count, all.iter().map(|r| Some(f64::from(r.request_id))).collect()),
+        Column::new("id").left().optional(0).cells(ids().map(|id| shortened(&id))).words("id", ids()),
         column("verify steps", "verify_steps", Unit::Count, all.iter().map(|r| Some(r.verify_steps as f64)).collect()),
         column("tokens per step", "tokens_per_step", Unit::Tokens, all.iter().map(|r| r.tokens_per_step).collect()),
         column("union", "union_mean", Unit::Experts, all.iter().map(|r| r.union_mean).collect()),
         column("wasted", "wasted_mean", Unit::Experts, all.iter().map(|r| r.wasted_mean).collect()),
-    ]
+    ];
+    let tags: BTreeSet<&str> = all.iter().flat_map(|r| r.tags.keys()).map(String::as_str).collect();
+    for tag in tags.into_iter().take(MAX_TAGS) {
+        let values = all.iter().map(|r| r.tags.get(tag).cloned().unwrap_or_default());
+        columns.push(Column::machine_words(&format!("tag:{tag}"), values));
+    }
+    columns
+}
+
+/// What people see of a request's name.
+fn shortened(id: &str) -> String {
+    let id = plain(id);
+    if id.chars().count() > 24 { id.chars().take(21).chain("...".chars()).collect() } else { id }
 }
 
 /// The components, what no component explains, and the whole step.
@@ -232,18 +254,16 @@ fn attribution(report: &Report) -> Vec<Column> {
 }
 
 fn draft_lengths(report: &Report) -> Vec<Column> {
-    let advice = json(&report.advice);
-    let lengths = list(&advice, "by_draft_len");
-    let of = |key: &str| lengths.iter().map(|p| number(p, &[key])).collect::<Vec<_>>();
-    let bound = |at: usize| lengths.iter().map(move |p| interval(p, &["ci95"]).map(|ci| ci[at])).collect::<Vec<_>>();
+    let lengths = report.advice.as_ref().map_or(&[][..], |advice| advice.by_draft_len.as_slice());
+    let of = |value: fn(&DraftLength) -> Option<f64>| lengths.iter().map(value).collect::<Vec<_>>();
     vec![
-        column("drafts", "draft_len", Unit::Count, of("draft_len")),
-        column("tokens per step", "tokens_per_step", Unit::Tokens, of("tokens_per_step")),
-        column("union", "union_mean", Unit::Experts, of("union_mean")),
-        column("step ratio", "step_ratio", Unit::Ratio, of("step_ratio")),
-        column("speedup", "speedup", Unit::Ratio, of("speedup")),
-        column("95 % from", "speedup_ci95_low", Unit::Ratio, bound(0)),
-        column("to", "speedup_ci95_high", Unit::Ratio, bound(1)),
+        column("drafts", "draft_len", Unit::Count, of(|p| Some(f64::from(p.draft_len)))),
+        column("tokens per step", "tokens_per_step", Unit::Tokens, of(|p| Some(p.tokens_per_step))),
+        column("union", "union_mean", Unit::Experts, of(|p| Some(p.union_mean))),
+        column("step ratio", "step_ratio", Unit::Ratio, of(|p| p.step_ratio)),
+        column("speedup", "speedup", Unit::Ratio, of(|p| p.speedup)),
+        column("95 % from", "speedup_ci95_low", Unit::Ratio, of(|p| p.ci95.map(|ci| ci[0]))),
+        column("to", "speedup_ci95_high", Unit::Ratio, of(|p| p.ci95.map(|ci| ci[1]))),
     ]
 }
 
@@ -253,4 +273,61 @@ fn warnings(report: &Report) -> Vec<Column> {
         Column::new("code").left().cells(words(|w| &w.code)).words("code", words(|w| &w.code)),
         Column::new("what limits the numbers").left().cells(words(|w| &w.message)).words("message", words(|w| &w.message)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::tests::memory::Memory;
+    use crate::report::table;
+    use crate::trace::{FinishReason, RequestEvent};
+
+    #[test]
+    fn requests_have_their_names_and_a_column_for_each_tag() {
+        let mut trace = Memory::new(&[1], 8, 2);
+        for (request_id, id, tags) in
+            [(0, "=cmd|' /c calc'!A1", r#"{"kind": "a,\"b\"", "@sum": "-2"}"#), (1, "", r#"["fast"]"#), (2, "two\nlines", "none")]
+        {
+            trace.verify(request_id, 1, &[vec![vec![0, 1], vec![1, 2]]]);
+            trace.requests.push(RequestEvent {
+                request_id,
+                id: id.into(),
+                prompt_tokens: 1,
+                generated_tokens: 1,
+                finish_reason: FinishReason::Length,
+                tags: tags.into(),
+                prompt_text: None,
+                output_text: None,
+            });
+        }
+        let report = trace.report();
+        let csv = table::csv(&requests(&report));
+        let mut lines = csv.split_inclusive('\n');
+        assert_eq!(lines.next(), Some("request_id,id,verify_steps,tokens_per_step,union_mean,wasted_mean,tag:@sum,tag:fast,tag:kind\n"));
+        assert_eq!(lines.next(), Some("0,\"'=cmd|' /c calc'!A1\",1,2,3,0,-2,,\"a,\"\"b\"\"\"\n"));
+        assert_eq!(lines.next(), Some("1,,1,2,3,0,,yes,\n"));
+        assert_eq!((lines.next(), lines.next()), (Some("2,\"two\n"), Some("lines\",1,2,3,0,,,\n")));
+        assert_eq!(lines.next(), None);
+        assert!(!table::markdown(&requests(&report)).contains("tag:"));
+    }
+
+    #[test]
+    fn a_tag_for_every_request_does_not_make_a_table_of_their_square() {
+        let mut trace = Memory::new(&[1], 8, 2);
+        trace.verify(0, 1, &[vec![vec![0, 1], vec![1, 2]]]);
+        let mut report = trace.report();
+        report.by_request[0].tags = (0..1000).map(|i| (format!("t{i:03}"), "x".to_owned())).collect();
+        assert_eq!(table::csv(&requests(&report)).lines().next().unwrap().split(',').count(), 6 + MAX_TAGS);
+    }
+
+    #[test]
+    fn positions_have_their_windows() {
+        let mut trace = Memory::new(&[1], 8, 2);
+        let rows = |n: usize| vec![vec![vec![0u16, 1]; n]];
+        trace.verify(0, 1, &rows(3));
+        trace.verify(0, 1, &rows(2));
+        let csv = table::csv(&acceptance(&trace.report()));
+        let head = "draft,windows_by_position,by_position,conditional_by_position,windows_kept_exactly";
+        assert_eq!(csv.lines().collect::<Vec<_>>(), [head, "0,,,,0", "1,2,1,1,2", "2,1,0,0,0"]);
+    }
 }

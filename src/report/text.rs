@@ -1,15 +1,14 @@
 //! The report for people: facts of the run, acceptance, unions by layer, and what limits them.
 
-use super::bars::spark;
+mod facts;
+mod layers;
+
 use super::cost;
 use super::sections;
 use super::shapes;
-use super::table::{self, Column};
-use super::tables::{self, LayerRow, Look};
 use super::wrap::{paragraph, plain, titled};
-use crate::metric::report::{LayerReport, Overall, Report, RunFacts, WindowStats};
+use crate::metric::report::Report;
 use crate::metric::{Interval, METRICS, Unit};
-use crate::trace::manifest::{Verification, WindowCompleteness};
 use anstyle::{AnsiColor, Style};
 
 /// Most layers that are named as the worst; of few layers it is a quarter.
@@ -89,63 +88,6 @@ impl View<'_> {
         titled(title, text, self.options.width, self.options.color)
     }
 
-    /// Always: model, quantisation, γ, workload, device.
-    fn header(&self) -> String {
-        let run = &self.report.run;
-        let (m, s, t) = (&run.model, &run.sampling, &self.report.totals);
-        let unknown = || "unknown".to_owned();
-        let count = |n: u64| Unit::Count.show(n as f64);
-        let gamma = if self.options.unicode { "γ" } else { "draft length" };
-        let model = format!(
-            "{} ({}), {} layers, {} routed, {} experts, {} + {} shared, {}, {} per expert",
-            m.name,
-            m.architecture,
-            m.layers,
-            m.moe_layers.len(),
-            m.experts_words(),
-            m.top_k_words(),
-            m.shared_experts.map_or_else(unknown, |n| n.to_string()),
-            if m.quantisation == "unknown" { "unknown format" } else { &m.quantisation },
-            m.bytes_per_expert.map_or_else(|| "unknown bytes".to_owned(), |n| Unit::Bytes.show(n as f64))
-        );
-        let sampling = match s {
-            None => "unknown sampling".to_owned(),
-            Some(s) if s.temperature == 0.0 => "greedy".to_owned(),
-            Some(s) => format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
-        };
-        let name = if run.complete { run.name.clone() } else { format!("{} (INCOMPLETE: {})", run.name, incomplete_reason(run)) };
-        let verification = match run.verification {
-            Verification::Exact => "exact",
-            Verification::Batched => "batched",
-            Verification::Unknown => "unknown",
-        };
-        let windows = match run.window_completeness {
-            WindowCompleteness::Full => "all rows recorded",
-            WindowCompleteness::AcceptedOnly => "kept rows recorded only",
-            WindowCompleteness::Counts => "counts recorded only",
-            WindowCompleteness::None => "no windows recorded",
-        };
-        let draft_len = run.drafter.draft_len.map_or_else(unknown, |n| n.to_string());
-        let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.label());
-        let workload = format!(
-            "{}, {} ({} prefill, {} decode, {} verify), {} tokens",
-            counted(t.requests, "request"),
-            counted(t.steps, "step"),
-            count(t.prefill_steps),
-            count(t.decode_steps),
-            count(t.verify_steps),
-            count(t.tokens_emitted)
-        );
-        let units = run.device.units.map_or_else(String::new, |n| {
-            format!(", {}", counted(n.into(), if run.device.kind == "cpu" { "thread" } else { "multiprocessor" }))
-        });
-        let emulated = if run.emulated { ", emulated" } else { "" };
-        let device = format!("{}{units}, {}{emulated}", run.device.label(), run.engine);
-        [("trace", &name), ("model", &model), ("drafting", &drafting), ("workload", &workload), ("device", &device)]
-            .map(|(title, text)| self.lines(title, &plain(text)))
-            .concat()
-    }
-
     fn acceptance(&self) -> String {
         let a = &self.report.acceptance;
         let Some(tokens) = a.tokens_per_step else {
@@ -194,101 +136,6 @@ impl View<'_> {
     /// The text in letters that the terminal has.
     fn letters(&self, text: &str) -> String {
         if self.options.unicode { text.to_owned() } else { text.replace('µ', "u").replace('²', "2") }
-    }
-
-    fn unions(&self, overall: &Overall) -> String {
-        let stats = &overall.stats;
-        let Some(union) = &stats.union else { return String::new() };
-        let mut text = format!(
-            "{:.2} experts{} over {} rows, p99 {}{}",
-            union.mean,
-            range_of(union.ci95),
-            stats.rows,
-            union.p99,
-            of_uniform(stats).map_or_else(String::new, |(share, n)| format!(", {share} of uniform ({n:.2})"))
-        );
-        if let Some(lift) = stats.lift {
-            text.push_str(&format!(", lift {lift:.2}"));
-        }
-        if let Some(lift) = stats.popularity_lift {
-            let beyond = format!("{lift:.2} beyond popularity");
-            text.push_str(&if stats.lift.is_some() { format!(" ({beyond})") } else { format!(", lift {beyond}") });
-        }
-        let mut out = self.lines("union", &text);
-        let rows = |values: &[f64]| values.iter().map(|v| format!("{v:.2}")).collect::<Vec<_>>().join("  ");
-        let mut by_row = format!("by row {}", rows(&stats.marginal));
-        if let (Some(kept), Some(rejected)) = (stats.marginal_kept, stats.marginal_rejected) {
-            by_row.push_str(&format!("; per kept row (anchor included) {kept:.2}, per rejected row {rejected:.2}"));
-        }
-        if let Some(wasted) = stats.wasted_mean {
-            by_row.push_str(&format!("; {wasted:.2} wasted ({:.0} %)", wasted / union.mean * 100.0));
-        }
-        out.push_str(&self.lines("", &by_row));
-        for line in shapes::trees(stats) {
-            out.push_str(&self.lines("", &line));
-        }
-        for other in &overall.by_rows {
-            let mean = other.union.as_ref().map(|u| u.mean);
-            out.push_str(&self.lines(
-                "",
-                &format!(
-                    "also {} of {} rows: union {}",
-                    counted(self.windows_of(other.rows), "window"),
-                    other.rows,
-                    Unit::Experts.show_option(mean)
-                ),
-            ));
-        }
-        let spread = &overall.layer_spread;
-        let means: Vec<Option<f64>> = self.report.layers.iter().map(|l| l.stats.union.as_ref().map(|u| u.mean)).collect();
-        let layers = format!("{:.2} to {:.2}, sd {:.2}, first to last ", spread.min, spread.max, spread.sd);
-        // The sparkline may hold blanks, which a paragraph would fold.
-        out.push_str(self.lines("layers", &layers).trim_end());
-        out.push(' ');
-        out.push_str(&spark(means, spread.min, spread.max, self.options.unicode));
-        out.push('\n');
-        out
-    }
-
-    /// Windows of this many rows: in how many steps, not in how many layers of them.
-    fn windows_of(&self, rows: u16) -> u64 {
-        let of = |l: &LayerReport| l.by_rows.iter().filter(|s| s.rows == rows).map(|s| s.windows).sum();
-        self.report.layers.iter().map(of).max().unwrap_or(0)
-    }
-
-    /// Worst first when only a few are shown, else in order with the worst marked.
-    fn layers(&self) -> String {
-        let mut ranked: Vec<&LayerReport> = self.report.layers.iter().filter(|l| l.stats.union.is_some()).collect();
-        ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)).then(a.layer.cmp(&b.layer)));
-        let marked = ranked.len().div_ceil(4).min(WORST);
-        let worst: Vec<u16> = ranked.iter().take(marked).map(|l| l.layer).collect();
-        let named = ranked.iter().take(marked).map(|l| format!("{} ({:.2})", l.layer, mean(l))).collect::<Vec<_>>().join(", ");
-        let mut out = self.lines("worst", &format!("layer {named}: most experts, marked !"));
-        out.push('\n');
-        let shown: Vec<&LayerReport> =
-            if self.options.per_layer { self.report.layers.iter().collect() } else { ranked.iter().take(FEW).copied().collect() };
-        let red = AnsiColor::Red.on_default();
-        let color = |row: usize, line: &str| match shown.get(row) {
-            Some(layer) if worst.contains(&layer.layer) => self.paint(red, line),
-            _ => line.to_owned(),
-        };
-        out.push_str(&table::render(self.columns(&shown, &worst), self.options.width, color));
-        if shown.len() < self.report.layers.len() {
-            out.push_str(&format!("{} of {} routed layers shown; all with --per-layer\n", shown.len(), self.report.layers.len()));
-        }
-        out
-    }
-
-    fn columns(&self, layers: &[&LayerReport], worst: &[u16]) -> Vec<Column> {
-        let most = self.report.layers.iter().map(mean).fold(0.0, f64::max);
-        let rows: Vec<LayerRow<'_>> = layers
-            .iter()
-            .map(|l| {
-                let row = LayerRow::of(l);
-                if worst.contains(&l.layer) { row.marked() } else { row }
-            })
-            .collect();
-        tables::layers(&rows, Look { unicode: self.options.unicode, most: Some(most) })
     }
 
     /// Rows that are no windows: the draft module's, and those of prefill steps.
@@ -344,20 +191,6 @@ pub(super) fn range_of(interval: Option<Interval>) -> String {
 /// `1 request`, `2 requests`.
 fn counted(n: u64, noun: &str) -> String {
     format!("{} {noun}{}", Unit::Count.show(n as f64), if n == 1 { "" } else { "s" })
-}
-
-fn incomplete_reason(run: &RunFacts) -> &str {
-    run.incomplete_reason.as_deref().unwrap_or("no reason given")
-}
-
-fn mean(layer: &LayerReport) -> f64 {
-    layer.stats.union.as_ref().map_or(0.0, |u| u.mean)
-}
-
-/// The union as a share of the uniform union, and the latter.
-fn of_uniform(stats: &WindowStats) -> Option<(String, f64)> {
-    let uniform = stats.uniform_union?;
-    Some((format!("{:.0} %", stats.union.as_ref()?.mean / uniform * 100.0), uniform))
 }
 
 #[cfg(test)]

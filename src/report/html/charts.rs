@@ -4,6 +4,7 @@ use super::figure::{Figure, Grids, Section};
 use crate::metric::Unit;
 use crate::metric::report::{LayerReport, Overall, Report};
 use crate::report::svg::{self, Frame, Grid, Line, short};
+use crate::report::tables;
 
 /// Columns of the map of loads at most; of more experts, neighbours are put together.
 const LOAD_COLUMNS: usize = 64;
@@ -225,9 +226,7 @@ fn acceptance(report: &Report) -> Figure {
     let mut figure = Figure::new(id, title, picture, why)
         .says(reading, n, "% of the windows that had the draft")
         .legend([("line", "--s1", "accepted".to_owned()), ("dashed", "--s2", "accepted once all before it were".to_owned())]);
-    let names: Vec<String> = (1..=a.by_position.len()).map(|i| i.to_string()).collect();
-    let series = [("accepted", a.by_position.clone()), ("given all before", a.conditional_by_position.clone())];
-    figure.table = Some(Grids::series(title, "draft", &names, &series, |v| Unit::Share.show(v)));
+    figure.table = Some(Grids::of("", title, &tables::acceptance(report), a.histogram.len()));
     figure
 }
 

@@ -3,6 +3,7 @@
 use super::charts::counted;
 use super::figure::{Figure, Grids, Section};
 use crate::metric::Unit;
+use crate::metric::advice::{Advice, DraftLength};
 use crate::metric::cost::{ExpertCost, ResidualPoint};
 use crate::metric::report::Report;
 use crate::report::cost as words;
@@ -15,7 +16,7 @@ const COLORS: [&str; 3] = ["--s1", "--s2", "--s3"];
 
 /// The sections of costs and advice.
 pub fn sections(report: &Report) -> Vec<Section> {
-    let (cost, advice) = (json(&report.cost), json(&report.advice));
+    let (cost, advice) = (json(&report.cost), report.advice.as_ref());
     let emulated = if report.run.emulated { " The device was emulated: these are not a device's times." } else { "" };
     let rows = report.overall.as_ref().map_or(0, |o| o.stats.rows);
     let said =
@@ -31,7 +32,7 @@ pub fn sections(report: &Report) -> Vec<Section> {
             id: "draft-length",
             title: "Draft length",
             intro: "What other draft lengths would give, judged from the prefixes of the recorded windows.".into(),
-            figures: vec![speedup(&advice), step_ratio(&advice)],
+            figures: vec![speedup(advice), step_ratio(advice)],
         },
     ]
 }
@@ -188,26 +189,26 @@ fn telemetry(report: &Report) -> Figure {
 }
 
 /// Values by draft length, with the intervals where all are known.
-fn by_length<'a>(advice: &Value, key: &str, color: &'a str, intervals: bool) -> Line<'a> {
-    let lengths = list(advice, "by_draft_len");
-    let known: Vec<&Value> = lengths.iter().filter(|l| number(l, &["draft_len"]).is_some() && number(l, &[key]).is_some()).collect();
-    let points = known.iter().filter_map(|l| Some((number(l, &["draft_len"])?, number(l, &[key])?)));
-    let ci: Option<Vec<(f64, f64)>> = known.iter().map(|l| interval(l, &["ci95"]).map(|[low, high]| (low, high))).collect();
-    Line { points: points.collect(), color, dashed: false, interval: ci.filter(|_| intervals) }
+fn by_length<'a>(advice: Option<&Advice>, of: fn(&DraftLength) -> Option<f64>, color: &'a str, intervals: bool) -> Line<'a> {
+    let lengths = advice.map_or(&[][..], |advice| advice.by_draft_len.as_slice());
+    let known = || lengths.iter().filter_map(|l| Some((l, of(l).filter(|v| v.is_finite())?)));
+    let points = known().map(|(l, value)| (f64::from(l.draft_len), value)).collect();
+    let ci: Option<Vec<(f64, f64)>> = known().map(|(l, _)| l.ci95.map(|[low, high]| (low, high))).collect();
+    Line { points, color, dashed: false, interval: ci.filter(|_| intervals) }
 }
 
-fn speedup(advice: &Value) -> Figure {
+fn speedup(advice: Option<&Advice>) -> Figure {
     let (id, title) = ("speedup", "Speedup by draft length");
     let why = "Not known: the trace has too little to judge draft lengths by; see the limits below.";
-    let line = by_length(advice, "speedup", "--s1", true);
+    let line = by_length(advice, |l| l.speedup, "--s1", true);
     let n = line.points.len();
     let best = line.points.iter().copied().reduce(|a, b| if b.1 > a.1 { b } else { a });
     let one = Line { points: line.points.iter().map(|p| (p.0, 1.0)).collect(), color: "--s2", dashed: true, interval: None };
     let picture = best.and_then(|_| svg::curves(Frame { label: title, x: "drafts", y: "speedup" }, &[], &[line, one], false));
-    let recommended = number(advice, &["best_draft_len"]);
+    let recommended = advice.and_then(|advice| advice.best_draft_len);
     let reading = match (recommended, best) {
         (Some(length), Some((_, speedup))) => {
-            format!("Best at {length:.0} drafts, where a token takes 1/{speedup:.2} of a plain decode step.")
+            format!("Best at {length} drafts, where a token takes 1/{speedup:.2} of a plain decode step.")
         }
         (None, Some((length, speedup))) => format!("Largest at {length:.0} drafts: {speedup:.2}."),
         _ => String::new(),
@@ -216,10 +217,11 @@ fn speedup(advice: &Value) -> Figure {
     figure.legend([("line", "--s1", "speedup, with its 95 % interval".to_owned()), ("dashed", "--s2", "plain decoding".to_owned())])
 }
 
-fn step_ratio(advice: &Value) -> Figure {
+fn step_ratio(advice: Option<&Advice>) -> Figure {
     let (id, title) = ("step-ratio", "Gain and cost by draft length");
     let why = "Not known: the trace has too little to judge draft lengths by; see the limits below.";
-    let (tokens, ratio) = (by_length(advice, "tokens_per_step", "--s1", false), by_length(advice, "step_ratio", "--s2", false));
+    let (tokens, ratio) =
+        (by_length(advice, |l| Some(l.tokens_per_step), "--s1", false), by_length(advice, |l| l.step_ratio, "--s2", false));
     let (n, known) = (tokens.points.len(), !ratio.points.is_empty());
     let picture = svg::curves(Frame { label: title, x: "drafts", y: "plain decode steps" }, &[], &[tokens, ratio], true);
     let reading = if known { "Speculation pays where the tokens lie above the step." } else { "The cost of a step is not known." };

@@ -6,6 +6,7 @@
 mod charts;
 mod cost;
 mod figure;
+mod groups;
 
 use super::lookup::{json, number};
 use super::table::Column;
@@ -32,7 +33,8 @@ pub fn render(report: &Report) -> Result<String, String> {
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     environment.add_template("report", include_str!("page.html")).map_err(|e| e.to_string())?;
     let template = environment.get_template("report").map_err(|e| e.to_string())?;
-    let sections: Vec<Section> = charts::sections(report).into_iter().chain(cost::sections(report)).collect();
+    let sections: Vec<Section> =
+        charts::sections(report).into_iter().chain(groups::sections(report)).chain(cost::sections(report)).collect();
     let warnings: Vec<_> = report.warnings.iter().map(|w| context! { code => plain(&w.code), message => plain(&w.message) }).collect();
     let metrics: Vec<_> =
         METRICS.iter().map(|m| context! { id => m.id, unit => m.unit.name(), meaning => m.meaning, formula => m.formula }).collect();
@@ -79,7 +81,7 @@ fn subtitle(report: &Report) -> String {
 
 /// The numbers at the top, the unknown ones left out.
 fn cards(report: &Report) -> Vec<Value> {
-    let (cost, advice) = (json(&report.cost), json(&report.advice));
+    let cost = json(&report.cost);
     let all = report.overall.as_ref();
     let cards = [
         ("tokens per verify step", report.acceptance.tokens_per_step.map(|v| format!("{v:.2}"))),
@@ -92,7 +94,7 @@ fn cards(report: &Report) -> Vec<Value> {
         ("worst layer", all.map(|o| o.worst_layer.to_string())),
         ("verify step over decode step", number(&cost, &["verify_ratio"]).map(|v| format!("{v:.2}"))),
         ("speedup", number(&cost, &["speedup"]).map(|v| format!("{v:.2}"))),
-        ("best draft length", number(&advice, &["best_draft_len"]).map(|v| format!("{v:.0}"))),
+        ("best draft length", report.advice.as_ref().and_then(|a| a.best_draft_len).map(|n| n.to_string())),
     ];
     cards.into_iter().filter_map(|(name, value)| value.map(|value| context! { name, value })).collect()
 }
@@ -118,7 +120,8 @@ fn grids(report: &Report) -> Vec<Grids> {
         n if n > ROWS => format!("The first {ROWS} of {n} requests; all of them with --format csv --table requests."),
         _ => "Windows of the most frequent number of rows.".to_owned(),
     };
-    let mut grids = vec![layers];
+    let positions = "The share of the windows that had a draft there (n) and kept it, and the share of those that had kept all before.";
+    let mut grids = vec![layers, grid("positions", "Acceptance by draft position", of("acceptance"), positions.into())];
     // Those of windows and passes of a kind that most traces have none of.
     let kinds = [
         ("depths", "Rows by depth", "All layers; a row's depth is the number of rows above it in its tree."),
