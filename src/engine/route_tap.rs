@@ -102,6 +102,10 @@ impl RouteTap {
 }
 
 impl ForwardTap for RouteTap {
+    fn wants_routes(&self) -> bool {
+        self.on
+    }
+
     fn wants_weights(&self) -> bool {
         self.on && self.weights
     }

@@ -5,6 +5,11 @@ use crate::trace::{Component, KernelEvent, Module};
 
 /// A receiver of a pass's inner values. Every method has an empty default: a tap takes what it wants.
 pub trait ForwardTap {
+    /// Whether [`ForwardTap::routed`] wants to be told of anything.
+    fn wants_routes(&self) -> bool {
+        true
+    }
+
     /// Whether [`ForwardTap::routed`] should be given gate weights.
     fn wants_weights(&self) -> bool {
         false

@@ -6,7 +6,7 @@ use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, MtpDrafter, Ngra
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
 use crate::trace::Manifest;
-use crate::trace::manifest::{DeviceInfo, Warning};
+use crate::trace::manifest::{DeviceInfo, GraphCounts, Warning};
 use std::rc::Rc;
 
 /// What runs the model.
@@ -67,6 +67,11 @@ impl<'p> Backend<'p> {
         Ok(Self { target: Box::new(target), drafter, device: Some(device) })
     }
 
+    /// What can be asked of the device when the run is over.
+    pub fn witness(&self) -> Witness {
+        Witness { device: self.device.clone() }
+    }
+
     /// Writes into a manifest what ran it; `timed`: kernels are timed.
     pub fn describe(&self, manifest: &mut Manifest, timed: bool) {
         let Some(device) = &self.device else { return };
@@ -76,6 +81,26 @@ impl<'p> Backend<'p> {
         if timed {
             let text = "kernels were timed by an event after each launch: the gap before a kernel counts with it, and steps take longer than untimed ones";
             manifest.warnings.push(Warning::new("kernels_timed_by_events", text.to_owned()));
+        }
+    }
+}
+
+/// What a run's device says afterwards.
+pub(super) struct Witness {
+    device: Option<Rc<Device>>,
+}
+
+impl Witness {
+    /// Writes into a manifest what only the run has shown.
+    pub fn describe(&self, manifest: &mut Manifest) {
+        let Some(device) = &self.device else { return };
+        let graphs = device.graph_use();
+        if graphs.launches > 0 {
+            manifest.instrumentation.graphs = Some(GraphCounts { captured: graphs.captured, launches: graphs.launches });
+        }
+        if let Some(reason) = graphs.refused {
+            let text = format!("passes were launched kernel by kernel, for the driver refused to capture a graph: {reason}");
+            manifest.warnings.push(Warning::new("cuda_graphs_refused", text));
         }
     }
 }

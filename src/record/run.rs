@@ -229,6 +229,7 @@ pub fn record(
     let mut facts = run_facts(plan, clock.started_ns());
     let kernels = plan.options.kernels;
     backend.describe(&mut facts, kernels);
+    let witness = backend.witness();
     // What the experts' times are compared with; without them it would only delay the start.
     facts.instrumentation.copy_gb_per_s = kernels.then(copy_gb_per_s).flatten();
     let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, kernels, ..WriterOptions::default() })?;
@@ -243,6 +244,7 @@ pub fn record(
     match ended {
         Ok(totals) => {
             let warnings = warnings(plan, &totals);
+            witness.describe(writer.facts_mut());
             writer.facts_mut().warnings.extend(warnings);
             if totals.steps == 0 && totals.interrupted {
                 let manifest = writer.facts_mut().clone();

@@ -262,6 +262,18 @@ pub struct Instrumentation {
     /// Requests that were run before the first recorded one and are not in the trace; absent when nobody said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_requests: Option<u32>,
+    /// How passes ran as CUDA graphs; absent where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<GraphCounts>,
+}
+
+/// Passes that a device ran as graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GraphCounts {
+    /// Shapes of passes that were captured.
+    pub captured: u32,
+    /// Passes and commits that ran as one launch of a graph, those of warm-up requests among them.
+    pub launches: u64,
 }
 
 /// Code of the warning that passes were of several requests: their times are not those of one step's rows.

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <unistd.h>
@@ -16,16 +17,19 @@
 
 namespace {
 
-enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_INVALID = 901 };
+enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
 
 using Operation = std::function<void()>;
 
 struct Graph {
     std::vector<Operation> operations;
+    bool spoiled = false;
 };
 struct Stream {
     std::vector<Operation> waiting;
     std::unique_ptr<Graph> capture;
+    // Whether it and work without a stream wait for each other; then they share a queue, which is in the order of the calls.
+    bool blocking = true;
 };
 struct Event {
     std::chrono::steady_clock::time_point at;
@@ -39,6 +43,9 @@ struct Function {
 };
 
 Stream default_stream;
+// The stream that is being captured, of which there is one at a time here.
+Stream* capturing;
+std::map<uintptr_t, size_t> pinned;
 int context_storage;
 void* current;
 const char* running = "no kernel";
@@ -48,9 +55,32 @@ bool lazy() {
     return on;
 }
 
-Stream& stream_of(void* s) { return s ? *static_cast<Stream*>(s) : default_stream; }
+// Knobs of tests.
+bool set(const char* name) {
+    const char* v = std::getenv(name);
+    return v && *v == '1';
+}
 
-void drain(Stream& s) {
+Stream& stream_of(void* s) { return s ? *static_cast<Stream*>(s) : default_stream; }
+Stream& queue_of(Stream& s) { return s.blocking ? default_stream : s; }
+
+// Work without a stream would wait for the captured one: the driver refuses it and spoils the capture.
+bool spoils_capture() {
+    if (!capturing) return false;
+    capturing->capture->spoiled = true;
+    return true;
+}
+
+bool is_pinned(const void* at, size_t size) {
+    auto a = reinterpret_cast<uintptr_t>(at);
+    auto it = pinned.upper_bound(a);
+    if (it == pinned.begin()) return false;
+    --it;
+    return a - it->first <= it->second && size <= it->second - (a - it->first);
+}
+
+void drain(Stream& stream) {
+    Stream& s = queue_of(stream);
     // An operation may add none: graphs are unrolled when they are launched.
     for (auto& op : s.waiting) op();
     s.waiting.clear();
@@ -59,14 +89,17 @@ void drain(Stream& s) {
 void enqueue(void* stream, Operation op) {
     Stream& s = stream_of(stream);
     if (s.capture) s.capture->operations.push_back(std::move(op));
-    else if (lazy()) s.waiting.push_back(std::move(op));
+    else if (lazy()) queue_of(s).waiting.push_back(std::move(op));
     else op();
 }
 
 // Work without a stream waits for all that came before; there is one stream at a time in use here.
 int synchronise(void* stream) {
     Stream& s = stream_of(stream);
-    if (s.capture) return CAPTURE_INVALID;
+    if (s.capture) {
+        s.capture->spoiled = true;
+        return CAPTURE_UNSUPPORTED;
+    }
     drain(s);
     return OK;
 }
@@ -143,20 +176,29 @@ API cuCtxGetCurrent(void** context) { *context = current; return OK; }
 API cuCtxSetCurrent(void* context) { current = context; return OK; }
 API cuCtxSynchronize() { return synchronise(nullptr); }
 
-API cuStreamCreate(void** stream, unsigned) { *stream = new Stream; return OK; }
-API cuStreamCreateWithPriority(void** stream, unsigned, int) { *stream = new Stream; return OK; }
+API cuStreamCreate(void** stream, unsigned flags) {
+    *stream = new Stream;
+    static_cast<Stream*>(*stream)->blocking = !(flags & 1);
+    return OK;
+}
+API cuStreamCreateWithPriority(void** stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
 API cuStreamDestroy_v2(void* stream) { drain(stream_of(stream)); delete static_cast<Stream*>(stream); return OK; }
 API cuStreamSynchronize(void* stream) { return synchronise(stream); }
 API cuStreamWaitEvent(void*, void*, unsigned) { return OK; }
 API cuStreamIsCapturing(void* stream, int* status) { *status = stream_of(stream).capture ? 1 : 0; return OK; }
 API cuStreamBeginCapture_v2(void* stream, int) {
-    if (!stream) return INVALID_VALUE;
-    stream_of(stream).capture = std::make_unique<Graph>();
+    if (!stream || capturing) return INVALID_VALUE;
+    if (set("EMU_NO_CAPTURE")) return NOT_SUPPORTED;
+    capturing = &stream_of(stream);
+    capturing->capture = std::make_unique<Graph>();
     return OK;
 }
 API cuStreamEndCapture(void* stream, void** graph) {
     if (!stream_of(stream).capture) return CAPTURE_INVALID;
-    *graph = stream_of(stream).capture.release();
+    capturing = nullptr;
+    std::unique_ptr<Graph> captured = std::move(stream_of(stream).capture);
+    if (captured->spoiled) return CAPTURE_INVALID;
+    *graph = captured.release();
     return OK;
 }
 API cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
@@ -166,6 +208,7 @@ API cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long lo
 API cuGraphGetNodes(void* graph, void**, size_t* count) { *count = static_cast<Graph*>(graph)->operations.size(); return OK; }
 API cuGraphUpload(void*, void*) { return OK; }
 API cuGraphLaunch(void* executable, void* stream) {
+    if (stream_of(stream).capture) return NOT_SUPPORTED;
     for (auto& op : static_cast<Graph*>(executable)->operations) enqueue(stream, op);
     return OK;
 }
@@ -178,7 +221,11 @@ API cuEventRecord(void* event, void* stream) {
     enqueue(stream, [event] { static_cast<Event*>(event)->at = std::chrono::steady_clock::now(); });
     return OK;
 }
-API cuEventSynchronize(void*) { drain(default_stream); return OK; }
+API cuEventSynchronize(void*) {
+    if (spoils_capture()) return CAPTURE_UNSUPPORTED;
+    drain(default_stream);
+    return OK;
+}
 API cuEventQuery(void*) { return OK; }
 // The host's time: of use to no report, which is why traces of the emulator have no device times.
 API cuEventElapsedTime(float* ms, void* begin, void* end) {
@@ -188,10 +235,12 @@ API cuEventElapsedTime(float* ms, void* begin, void* end) {
 
 API cuMemGetInfo_v2(size_t* available, size_t* total) { *total = emu_total(); *available = emu_total() - emu_used(); return OK; }
 API cuMemAlloc_v2(void** at, size_t size) {
+    if (spoils_capture()) return CAPTURE_UNSUPPORTED;
     *at = emu_allocate(size);
     return *at ? OK : size ? OUT_OF_MEMORY : INVALID_VALUE;
 }
 API cuMemFree_v2(void* at) {
+    if (spoils_capture()) return CAPTURE_UNSUPPORTED;
     drain(default_stream);
     return emu_free(at) ? OK : INVALID_VALUE;
 }
@@ -200,15 +249,31 @@ API cuMemFreeAsync(void* at, void* stream) {
     enqueue(stream, [at] { emu_free(at); });
     return OK;
 }
-API cuMemHostAlloc(void** at, size_t size, unsigned) { *at = std::calloc(1, size ? size : 1); return *at ? OK : OUT_OF_MEMORY; }
-API cuMemFreeHost(void* at) { std::free(at); return OK; }
+API cuMemHostAlloc(void** at, size_t size, unsigned) {
+    *at = std::malloc(size ? size : 1);
+    if (!*at) return OUT_OF_MEMORY;
+    std::memset(*at, 0xff, size);
+    pinned[reinterpret_cast<uintptr_t>(*at)] = size;
+    return OK;
+}
+API cuMemFreeHost(void* at) {
+    drain(default_stream);
+    if (!pinned.erase(reinterpret_cast<uintptr_t>(at))) return INVALID_VALUE;
+    std::free(at);
+    return OK;
+}
 API cuMemsetD8Async(void* at, unsigned char value, size_t size, void* stream) {
     if (!emu_inside(at, size)) return INVALID_VALUE;
+    if (!stream && spoils_capture()) return CAPTURE_IMPLICIT;
     enqueue(stream, [=] { std::memset(at, value, size); });
     return OK;
 }
 API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(to, size)) return INVALID_VALUE;
+    if (is_pinned(from, size)) {
+        enqueue(stream, [=] { std::memcpy(to, from, size); });
+        return OK;
+    }
     // Pageable memory is read before the call returns.
     std::string bytes(static_cast<const char*>(from), size);
     enqueue(stream, [=] { std::memcpy(to, bytes.data(), size); });
@@ -225,12 +290,14 @@ API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) 
     return OK;
 }
 API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
+    if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(to, size)) return INVALID_VALUE;
     std::memcpy(to, from, size);
     return OK;
 }
 API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {
+    if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(from, size)) return INVALID_VALUE;
     std::memcpy(to, from, size);
@@ -246,6 +313,8 @@ API cuModuleLoadData(void** module, const void* image) {
 }
 API cuModuleUnload(void* module) { delete static_cast<Module*>(module); return OK; }
 API cuModuleGetFunction(void** function, void* module, const char* name) {
+    // Kernels are loaded when they are first asked for.
+    if (spoils_capture()) return CAPTURE_UNSUPPORTED;
     if (static_cast<Module*>(module)->image.find(name) == std::string::npos) return NOT_FOUND;
     for (const auto& kernel : emu_kernels())
         if (std::strcmp(kernel.name, name) == 0) {
@@ -267,6 +336,7 @@ API cuFuncSetAttribute(void* function, int attribute, int value) {
 }
 API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
     if (!function || extra) return INVALID_HANDLE;
+    if (!stream && spoils_capture()) return CAPTURE_IMPLICIT;
     auto* f = static_cast<Function*>(function);
     const emu_kernel* k = f->kernel;
     if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || !by || !bz || bx * by * bz > k->max_threads) return INVALID_VALUE;
@@ -291,7 +361,8 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 
 API cuGetErrorName(int error, const char** name) {
     *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND"
-          : error == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
+          : error == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : error == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
+          : error == CAPTURE_IMPLICIT || error == CAPTURE_UNSUPPORTED || error == CAPTURE_INVALID ? "CUDA_ERROR_STREAM_CAPTURE" : "CUDA_ERROR_UNKNOWN";
     return OK;
 }
 API cuGetErrorString(int error, const char** text) {

@@ -139,6 +139,42 @@ fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
     );
 }
 
+/// Untimed passes run as graphs, whose launches are those of the passes that were captured.
+#[test]
+fn passes_run_as_graphs_and_decode_as_on_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, more) in [
+        ("windows of 4", &["--baseline-steps", "6"][..]),
+        ("windows of 16", &["--draft-len", "15", "--ignore-eos", "--max-new-tokens", "90"]),
+        ("sampled", &["--temperature", "0.8", "--seed", "3"]),
+        ("plain", &["--draft", "none"]),
+        ("lookup, long prompt passes", &["--draft", "ngram", "--prefill-chunk", "20"]),
+    ] {
+        for variables in [&[][..], &[("EMU_LAZY", "1")]] {
+            let args = [&DEMO[..6], &["--kernels", "off"], more].concat();
+            let args = if args.contains(&"--max-new-tokens") { args } else { [&args[..], &["--max-new-tokens", "24"]].concat() };
+            let (cpu, cuda) = both(dir.path(), &args, variables);
+            compare(name, &cpu, &cuda);
+            let graphs = cuda.manifest().instrumentation.graphs.unwrap();
+            let steps = cuda.steps().unwrap().len() as u64;
+            // Every shape is launched one by one once.
+            assert!(graphs.captured >= 2 && graphs.launches >= steps, "{name}: {graphs:?}, {steps} steps");
+            assert!(cpu.manifest().instrumentation.graphs.is_none());
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_refuses_graphs_runs_kernel_by_kernel_and_it_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cpu, cuda) = both(dir.path(), &[&DEMO[..], &["--kernels", "off"]].concat(), &[("EMU_NO_CAPTURE", "1")]);
+    compare("no capture", &cpu, &cuda);
+    let manifest = cuda.manifest();
+    assert!(manifest.instrumentation.graphs.is_none());
+    let refused: Vec<_> = manifest.warnings.iter().filter(|w| w.code == "cuda_graphs_refused").collect();
+    assert!(refused.len() == 1 && refused[0].message.contains("CUDA_ERROR_NOT_SUPPORTED"), "{:?}", manifest.warnings);
+}
+
 /// A missing wait would show: with this variable the emulator puts off all work until somebody waits.
 #[test]
 fn nothing_is_read_before_it_is_there() {
@@ -351,7 +387,12 @@ fn damage_is_found_where_it_arises() {
 #[test]
 fn a_driver_without_functions_is_said_and_is_no_panic() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, source) in [("nothing", ""), ("only_init", "extern \"C\" int cuInit(unsigned) { return 0; }")] {
+    let old = "extern \"C\" int cuInit(unsigned) { return 0; } extern \"C\" int cuDriverGetVersion(int* v) { *v = 11040; return 0; }";
+    for (name, source, words) in [
+        ("nothing", "", ["cuInit and ", "does not say its version"]),
+        ("only_init", "extern \"C\" int cuInit(unsigned) { return 0; }", ["cuDriverGetVersion and ", "does not say its version"]),
+        ("old", old, ["cuGetErrorName and ", "is of CUDA 11.4"]),
+    ] {
         let place = dir.path().join(name);
         std::fs::create_dir(&place).unwrap();
         std::fs::write(place.join("driver.cpp"), source).unwrap();
@@ -367,5 +408,6 @@ fn a_driver_without_functions_is_said_and_is_no_panic() {
         assert!(code == 0 && stdout.contains("lacks a function") && !stderr.contains("panicked"), "{name}: {stdout}{stderr}");
         let (code, _, stderr) = run(&[&["record", "--backend", "cuda", "--out", "t"], &DEMO[..]].concat());
         assert!(code == 3 && stderr.lines().count() == 1 && stderr.contains("lacks a function"), "{name}: {code} {stderr}");
+        assert!(words.iter().all(|word| stderr.contains(word)), "{name}: {stderr}");
     }
 }

@@ -1,7 +1,9 @@
-//! One CUDA device with the kernels loaded, and its memory. With `launch` the only file that calls the driver.
+//! One CUDA device with the kernels loaded, its stream, and its memory. With `launch`, `timer`, `graph`, `pinned` and `symbols` the only
+//! file that calls the driver.
 
-use super::images;
+use super::graph::GraphUse;
 use super::timer::Timer;
+use super::{images, symbols};
 use crate::engine::EngineError;
 use crate::trace::quiet;
 use cudarc::driver::{DriverError, result, sys};
@@ -20,6 +22,9 @@ pub struct Device {
     ordinal: sys::CUdevice,
     module: sys::CUmodule,
     functions: RefCell<HashMap<&'static str, Function>>,
+    /// Where all kernels run. It waits for work without a stream and that for it; work without one cannot be captured.
+    pub(super) stream: sys::CUstream,
+    pub(super) graphs: RefCell<GraphUse>,
     /// Times of the pass that is being launched.
     pub(super) timer: RefCell<Timer>,
     name: String,
@@ -63,6 +68,7 @@ impl Device {
             let text = "CUDA: libcuda.so.1 cannot be loaded: no NVIDIA driver is installed, or it is not in LD_LIBRARY_PATH";
             return Err(EngineError::Device(text.to_owned()));
         }
+        symbols::check()?;
         result::init().map_err(|e| failed("the driver does not start", e))?;
         let devices = result::device::get_count().map_err(|e| failed("devices cannot be counted", e))?;
         if devices < 1 {
@@ -87,6 +93,7 @@ impl Device {
             let context = result::primary_ctx::retain(ordinal).map_err(|e| failed("no context", e))?;
             result::ctx::set_current(context).map_err(|e| failed("no context", e))?;
         }
+        let stream = result::stream::create(result::stream::StreamKind::Default).map_err(|e| failed("no stream", e))?;
         // SAFETY: a whole image that ends with a zero byte.
         let loaded = unsafe { result::module::load_data(bytes.as_ptr().cast()) };
         let module =
@@ -95,7 +102,9 @@ impl Device {
             ordinal,
             module,
             functions: RefCell::default(),
-            timer: RefCell::new(Timer::new()),
+            stream,
+            graphs: RefCell::default(),
+            timer: RefCell::new(Timer::new(stream)),
             name,
             units: u32::try_from(units).ok(),
             image,
@@ -128,6 +137,23 @@ impl Device {
     /// When the driver does not say.
     pub fn free_bytes(&self) -> Result<usize, EngineError> {
         Ok(result::mem_get_info().map_err(|e| failed("the device does not say what memory is free", e))?.0)
+    }
+
+    /// Waits for all work of the stream.
+    pub(super) fn wait(&self) -> Result<(), EngineError> {
+        // SAFETY: the stream lives as long as the device.
+        let waited = unsafe { result::stream::synchronize(self.stream) };
+        waited.map_err(|e| failed("waiting for a pass (a kernel may have failed)", e))
+    }
+
+    /// Whether passes are to run as graphs: not where events between their kernels time them, nor after a refusal.
+    pub(super) fn takes_graphs(&self) -> bool {
+        !self.timer.borrow().is_on() && self.graphs.borrow().refused.is_none()
+    }
+
+    /// What became of graphs so far.
+    pub fn graph_use(&self) -> GraphUse {
+        self.graphs.borrow().clone()
     }
 
     /// A kernel by name.
@@ -178,9 +204,10 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // Its events belong to the context.
-        *self.timer.borrow_mut() = Timer::new();
+        *self.timer.borrow_mut() = Timer::new(self.stream);
         // SAFETY: every buffer holds the device, so none is left; what fails here is gone with the process.
         unsafe {
+            let _ = result::stream::destroy(self.stream);
             let _ = result::module::unload(self.module);
             let _ = result::primary_ctx::release(self.ordinal);
         }
@@ -216,7 +243,8 @@ impl Buffer {
         self.at(index * size_of::<f32>())
     }
 
-    fn inside(&self, offset: usize, bytes: usize) -> Result<u64, EngineError> {
+    /// The address of byte `offset`, when `bytes` bytes from there on are inside.
+    pub fn inside(&self, offset: usize, bytes: usize) -> Result<u64, EngineError> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             return Err(EngineError::Device(format!("CUDA: a copy of {bytes} bytes at {offset} leaves its buffer of {}", self.bytes)));
         }

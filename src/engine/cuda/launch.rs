@@ -69,7 +69,7 @@ impl<'d> Launch<'d> {
         let [x, y, z] = self.grid;
         // SAFETY: `ops` gives each kernel the parameters that its source declares; the driver copies them before it returns.
         let launched = unsafe {
-            result::launch_kernel(function.handle, (x, y, z), (self.block, 1, 1), self.shared, result::stream::null(), &mut pointers)
+            result::launch_kernel(function.handle, (x, y, z), (self.block, 1, 1), self.shared, self.device.stream, &mut pointers)
         };
         launched.map_err(|e| failed(&format!("kernel {}", self.name), e))?;
         self.device.timer.borrow_mut().launched(Launched {

@@ -2,17 +2,19 @@
 
 use super::PASS_ROWS;
 use super::device::Device;
+use super::graph::Graphs;
 use super::ops;
 use super::pass::{LayerMemory, Pass};
 use super::session::{HostRows, Wants};
 use super::state::MlaCaches;
 use super::weights::{DeviceAttention, DeviceWeights};
-use super::workspace::{Part, Site, Workspace};
+use super::workspace::{Part, Shape, Site, Workspace};
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
 use crate::engine::target::DraftModule;
 use crate::engine::{EngineError, ForwardTap, ModelConfig};
 use crate::trace::{Component, Module};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 /// One timeline of the draft module.
@@ -25,6 +27,7 @@ pub struct CudaMtp<'m> {
     cache: MlaCaches,
     len: usize,
     out: HostRows,
+    graphs: RefCell<Graphs<Shape>>,
 }
 
 impl<'m> CudaMtp<'m> {
@@ -44,6 +47,7 @@ impl<'m> CudaMtp<'m> {
         Ok(Some(Self {
             ws: Workspace::new(device, config, 1, tokens)?,
             cache: MlaCaches::new(device, config, 1, tokens)?,
+            graphs: RefCell::new(Graphs::new(device)),
             device: Rc::clone(device),
             config,
             weights: Rc::clone(weights),
@@ -53,27 +57,37 @@ impl<'m> CudaMtp<'m> {
     }
 
     fn pass(&mut self, tokens: &[u32], hidden: &[f32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
-        let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, tokens.len());
+        let rows = tokens.len();
+        self.ws.begin(tokens, self.len)?;
+        self.ws.begin_hidden(hidden)?;
+        self.device.timer.borrow_mut().start(wants.clock)?;
+        let shape = Shape { rows, wanted, pending: 0, splits: self.ws.splits(self.len + rows), taken: wants.taken() };
+        self.graphs.borrow_mut().run(shape, || self.launch(shape))?;
+        self.device.wait()?;
+        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Draft)?);
+        self.ws.collect(shape, self.config, &mut self.out)?;
+        self.len += rows;
+        Ok(())
+    }
+
+    /// Puts a pass into the stream.
+    fn launch(&self, shape: Shape) -> Result<(), EngineError> {
+        let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, shape.rows);
         let Some(module) = &w.mtp else { return Err(EngineError::Request("the model has no draft module".to_owned())) };
-        ws.begin(tokens, self.len)?;
-        ws.hidden.write(0, hidden)?;
-        d.timer.borrow_mut().start(wants.clock)?;
+        ws.send()?;
+        ws.send_hidden(rows * c.hidden)?;
         d.timer.borrow_mut().label(None, Component::Embedding);
         let damage = ws.damage(Site { layer: c.layers, part: Part::Embedding });
-        ops::embed(d, &w.embedding, ws.tokens.at(0), rows, ws.normed.at(0), damage)?;
+        ops::embed(d, &w.embedding, ws.tokens(), rows, ws.normed.at(0), damage)?;
         let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
         ops::mtp_join(d, (ws.normed.at(0), ws.hidden.at(0)), norms, c.rms_eps, (rows, c.hidden), ws.joined.at(0))?;
         ops::dense(d, &module.projection, ws.joined.at(0), rows, ws.residual.at(0), c.hidden)?;
-        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, position: self.len, pending: 0 };
-        // The module's experts are never clamped.
+        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: shape.splits, pending: 0 };
         pass.attention(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false)?;
+        // The module's experts are never clamped.
         pass.feed_forward(c.layers, &module.layer, 0, Limits::default())?;
-        pass.output(module.final_norm.at(0), &w.head, wanted)?;
-        ws.check(Site::describe)?;
-        self.out.kernels.extend(d.timer.borrow_mut().finish(Module::Draft)?);
-        self.out.fetch(ws, c, rows, wanted, wants.weights)?;
-        self.len += rows;
-        Ok(())
+        pass.output(module.final_norm.at(0), &w.head, shape.wanted)?;
+        ws.bring(shape, c)
     }
 }
 
@@ -118,7 +132,7 @@ impl DraftModule for CudaMtp<'_> {
             }
         }
         self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
-        if rows > 0 {
+        if rows > 0 && wants.routes {
             tap.routed(Module::Draft, self.config.layers, &self.out.ids[0], &self.out.weights[0]);
         }
         Ok(Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab: self.config.vocab, width })

@@ -1,7 +1,7 @@
 //! The launches of one layer and of a pass's end, in the order of the CPU engine.
 
 use super::device::{Buffer, Device};
-use super::ops::{self, Choice, Heads, KdaFilters, MlaShape, SPLIT};
+use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
 use super::state::KdaStates;
 use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, DeviceMla, DeviceMlp};
 use super::workspace::{Part, Site, Workspace};
@@ -18,8 +18,8 @@ pub(super) struct Pass<'a> {
     pub ws: &'a Workspace,
     pub turns: u64,
     pub rows: usize,
-    /// The first row's position.
-    pub position: usize,
+    /// Splits of the cache that are enough for its last row.
+    pub splits: usize,
     /// Pending rows before this pass.
     pub pending: usize,
 }
@@ -83,7 +83,7 @@ impl Pass<'_> {
                 self.gated(layer, &m.shared, limits.shared)?;
                 self.label(Some(layer), Component::Experts);
                 let (k, hidden) = (self.config.experts_per_token, self.config.hidden);
-                let weights = ws.weights.float(ring * super::PASS_ROWS * k);
+                let (_, weights) = ws.choices(ring);
                 ops::moe_combine(self.device, ws.routed.at(0), weights, ws.slot_of.at(0), (self.rows, k, hidden), ws.branch.at(0))
             }
         }
@@ -127,7 +127,7 @@ impl Pass<'_> {
         let (d, ws, c, rows) = (self.device, self.ws, self.config, self.rows);
         let int = |n: usize| n as i32;
         let heads = Heads { heads: int(c.heads), nope: int(c.qk_nope_head_dim), rope: int(c.qk_rope_head_dim), v: int(c.v_head_dim) };
-        let shape = MlaShape { heads, latent: c.kv_lora_rank, turns: self.turns, base: ws.base.at(0) };
+        let shape = MlaShape { heads, latent: c.kv_lora_rank, turns: self.turns, base: ws.base() };
         let (x, query, damage) = (ws.normed.at(0), ws.query.at(0), self.site(layer, Part::Attention));
         let [gate, mixed] = [0, 1].map(|i: usize| ws.wide[i].at(0));
         let outputs = c.heads * c.qk_head_dim();
@@ -145,8 +145,7 @@ impl Pass<'_> {
         ops::dense(d, &w.gate, x, rows, gate, c.mla_gate_rows())?;
         ops::mla_append(d, shape, ws.compressed.at(0), w.kv_norm.at(0), c.rms_eps, rows, cache, damage)?;
         ops::mla_query(d, shape, &w.kv_b, query, rows, ws.absorbed.at(0))?;
-        let splits = (self.position + rows).div_ceil(SPLIT);
-        ops::mla_attend(d, shape, (ws.absorbed.at(0), cache), (rows, splits), (ws.parts.at(0), ws.stats.at(0)), ws.context.at(0))?;
+        ops::mla_attend(d, shape, (ws.absorbed.at(0), cache), (rows, self.splits), (ws.parts.at(0), ws.stats.at(0)), ws.context.at(0))?;
         ops::mla_value(d, shape, &w.kv_b, ws.context.at(0), (gate, c.mla_gate_rows()), rows, mixed, damage)?;
         ops::dense(d, &w.out, mixed, rows, ws.branch.at(0), c.hidden)
     }
@@ -166,8 +165,7 @@ impl Pass<'_> {
             scaling: c.routed_scaling,
             normalise: c.norm_topk,
         };
-        let slots = ring * super::PASS_ROWS * k;
-        let (ids, weights) = (ws.ids.at(slots * 2), ws.weights.float(slots));
+        let (ids, weights) = ws.choices(ring);
         ops::route(d, ws.router.at(0), bias, choice, rows, ids, weights, self.site(layer, Part::Router))?;
         ops::moe_plan(d, ids, rows, k, ws.plan(), ws.slot_of.at(0))?;
         self.label(Some(layer), Component::Experts);

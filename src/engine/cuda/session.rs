@@ -2,10 +2,12 @@
 
 use super::PASS_ROWS;
 use super::device::{Buffer, Device};
+use super::graph::Graphs;
 use super::pass::{LayerMemory, Pass};
+use super::pinned::Pinned;
 use super::state::{KdaStates, MlaCaches};
 use super::weights::{DeviceAttention, DeviceMlp, DeviceWeights};
-use super::workspace::Workspace;
+use super::workspace::{Part, Shape, Site, Taken, Workspace};
 use crate::engine::clock::Clock;
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
@@ -13,6 +15,7 @@ use crate::engine::target::{Inspected, Target};
 use crate::engine::{EngineError, ForwardTap, ModelConfig};
 use crate::trace::{Component, KernelEvent, Module};
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::rc::Rc;
 
 /// A timeline on a device.
@@ -30,6 +33,14 @@ pub struct CudaSession<'m> {
     ahead: usize,
     out: HostRows,
     taps: Option<Taps>,
+    graphs: RefCell<Graphs<Work>>,
+}
+
+/// What is launched together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Work {
+    Pass(Shape),
+    Commit,
 }
 
 /// A place in a pass whose residual rows somebody wants.
@@ -47,6 +58,8 @@ struct Taps {
     points: Vec<TapPoint>,
     /// `[points, PASS_ROWS, H]`
     rows: Buffer,
+    /// The same on the host.
+    brought: Pinned,
     /// Of the passes since the last [`Target::forward`] began, by point.
     host: Vec<Vec<f32>>,
 }
@@ -56,8 +69,9 @@ impl Taps {
         if points.is_empty() {
             return Ok(None);
         }
-        let rows = device.room(points.len() * PASS_ROWS * hidden * 4)?;
-        Ok(Some(Self { points: points.to_vec(), rows, host: vec![Vec::new(); points.len()] }))
+        let bytes = points.len() * PASS_ROWS * hidden * 4;
+        let (rows, brought) = (device.room(bytes)?, Pinned::new(device, bytes)?);
+        Ok(Some(Self { points: points.to_vec(), rows, brought, host: vec![Vec::new(); points.len()] }))
     }
 
     /// Where the rows of a point go, if it is one of them.
@@ -74,9 +88,15 @@ impl Taps {
         }
     }
 
-    fn fetch(&mut self, numbers: usize, hidden: usize) -> Result<(), EngineError> {
+    /// Lets the stream bring all of them.
+    fn bring(&self, hidden: usize) -> Result<(), EngineError> {
+        self.brought.receive(0, self.points.len() * PASS_ROWS * hidden * 4, &self.rows)
+    }
+
+    /// Appends the `numbers` numbers of each point of a pass that was waited for.
+    fn collect(&mut self, numbers: usize, hidden: usize) -> Result<(), EngineError> {
         for (place, to) in self.host.iter_mut().enumerate() {
-            extend(to, numbers, |to| self.rows.read(place * PASS_ROWS * hidden * 4, to))?;
+            self.brought.append(place * PASS_ROWS * hidden * 4, numbers, to)?;
         }
         Ok(())
     }
@@ -90,9 +110,6 @@ pub(super) struct HostRows {
     /// Of every routed layer the rows' choices.
     pub ids: Vec<Vec<u16>>,
     pub weights: Vec<Vec<f32>>,
-    /// The route ring as it was copied.
-    ring_ids: Vec<u16>,
-    ring_weights: Vec<f32>,
     /// The kernels that ran, when they were timed.
     pub kernels: Vec<KernelEvent>,
 }
@@ -100,13 +117,23 @@ pub(super) struct HostRows {
 /// What a pass's tap wants.
 #[derive(Clone, Copy)]
 pub(super) struct Wants {
+    pub routes: bool,
     pub weights: bool,
     pub clock: Option<Clock>,
 }
 
 impl Wants {
     pub fn of(tap: &dyn ForwardTap) -> Self {
-        Self { weights: tap.wants_weights(), clock: tap.clock() }
+        Self { routes: tap.wants_routes(), weights: tap.wants_weights(), clock: tap.clock() }
+    }
+
+    /// What leaves the ring.
+    pub fn taken(self) -> Taken {
+        match (self.routes, self.weights) {
+            (false, _) => Taken::Nothing,
+            (true, false) => Taken::Ids,
+            (true, true) => Taken::IdsAndWeights,
+        }
     }
 }
 
@@ -120,40 +147,6 @@ impl HostRows {
         self.ids.iter_mut().for_each(Vec::clear);
         self.weights.iter_mut().for_each(Vec::clear);
     }
-
-    /// Adds a pass of `rows` rows, `wanted` of them with logits. Waits for it.
-    pub fn fetch(&mut self, ws: &Workspace, config: &ModelConfig, rows: usize, wanted: usize, weights: bool) -> Result<(), EngineError> {
-        extend(&mut self.hidden, rows * config.hidden, |to| ws.hidden.read(0, to))?;
-        extend(&mut self.logits, wanted * config.vocab, |to| ws.logits.read(0, to))?;
-        // One copy for all layers: each waits for the device.
-        let (own, slots) = (rows * config.experts_per_token, PASS_ROWS * config.experts_per_token);
-        self.ring_ids.resize(self.ids.len() * slots, 0);
-        ws.ids.read(0, &mut self.ring_ids)?;
-        for (to, from) in self.ids.iter_mut().zip(self.ring_ids.chunks_exact(slots.max(1))) {
-            to.extend_from_slice(&from[..own]);
-        }
-        if weights {
-            self.ring_weights.resize(self.weights.len() * slots, 0.0);
-            ws.weights.read(0, &mut self.ring_weights)?;
-            for (to, from) in self.weights.iter_mut().zip(self.ring_weights.chunks_exact(slots.max(1))) {
-                to.extend_from_slice(&from[..own]);
-            }
-        }
-        if self.logits.iter().any(|v| !v.is_finite()) {
-            return Err(EngineError::NotFinite { what: "logits".to_owned() });
-        }
-        Ok(())
-    }
-}
-
-fn extend<T: Copy + Default>(
-    to: &mut Vec<T>,
-    count: usize,
-    read: impl FnOnce(&mut [T]) -> Result<(), EngineError>,
-) -> Result<(), EngineError> {
-    let begin = to.len();
-    to.resize(begin + count, T::default());
-    read(&mut to[begin..])
 }
 
 impl<'m> CudaSession<'m> {
@@ -174,6 +167,7 @@ impl<'m> CudaSession<'m> {
             ws: Workspace::new(device, config, routed, tokens)?,
             kda: KdaStates::new(device, config, kda)?,
             mla: MlaCaches::new(device, config, weights.layers.len() - kda, tokens)?,
+            graphs: RefCell::new(Graphs::new(device)),
             device: Rc::clone(device),
             config,
             weights: Rc::clone(weights),
@@ -192,24 +186,32 @@ impl<'m> CudaSession<'m> {
         Some((kind, self.weights.layers[..layer].iter().filter(|l| is_kda(l) == kind).count()))
     }
 
-    /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits.
+    /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits. The host waits once.
     fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
-        let position = self.committed + self.pending;
+        let (rows, position) = (tokens.len(), self.committed + self.pending);
         self.ws.begin(tokens, position)?;
         self.device.timer.borrow_mut().start(wants.clock)?;
-        let w = &*self.weights;
-        let pass = Pass {
-            device: &self.device,
-            config: self.config,
-            ws: &self.ws,
-            turns: w.turns.at(0),
-            rows: tokens.len(),
-            position,
-            pending: self.pending,
-        };
-        let damage = self.ws.damage(super::workspace::Site { layer: 0, part: super::workspace::Part::Embedding });
+        let shape = Shape { rows, wanted, pending: self.pending, splits: self.ws.splits(position + rows), taken: wants.taken() };
+        self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        self.device.wait()?;
+        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
+        self.ws.collect(shape, self.config, &mut self.out)?;
+        if let Some(taps) = &mut self.taps {
+            taps.collect(rows * self.config.hidden, self.config.hidden)?;
+        }
+        self.pending += rows;
+        Ok(())
+    }
+
+    /// Puts a pass into the stream.
+    fn launch(&self, shape: Shape) -> Result<(), EngineError> {
+        let (ws, w, hidden) = (&self.ws, &*self.weights, self.config.hidden);
+        let Shape { rows, pending, splits, .. } = shape;
+        let pass = Pass { device: &self.device, config: self.config, ws, turns: w.turns.at(0), rows, splits, pending };
+        ws.send()?;
+        let damage = ws.damage(Site { layer: 0, part: Part::Embedding });
         pass.label(None, Component::Embedding);
-        super::ops::embed(&self.device, &w.embedding, self.ws.tokens.at(0), tokens.len(), self.ws.residual.at(0), damage)?;
+        super::ops::embed(&self.device, &w.embedding, ws.tokens(), rows, ws.residual.at(0), damage)?;
         let (mut kda, mut mla, mut ring) = (0, 0, 0);
         for (number, layer) in w.layers.iter().enumerate() {
             let limit = |list: &[f32]| list.get(number).copied().unwrap_or(0.0);
@@ -224,7 +226,7 @@ impl<'m> CudaSession<'m> {
                     LayerMemory::Mla(self.mla.layer(mla - 1))
                 }
             };
-            let tapped = |point| self.taps.as_ref().and_then(|taps| taps.place(point, self.config.hidden));
+            let tapped = |point| self.taps.as_ref().and_then(|taps| taps.place(point, hidden));
             pass.attention(number, layer, &memory, number > 0)?;
             if let Some(to) = tapped(TapPoint::Attention(number)) {
                 pass.copy_rows(number, to)?;
@@ -235,23 +237,22 @@ impl<'m> CudaSession<'m> {
                 pass.copy_rows(number, to)?;
             }
         }
-        pass.output(w.final_norm.at(0), &w.head, wanted)?;
-        self.ws.check(super::workspace::Site::describe)?;
-        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
-        self.out.fetch(&self.ws, self.config, tokens.len(), wanted, wants.weights)?;
-        if let Some(taps) = &mut self.taps {
-            taps.fetch(tokens.len() * self.config.hidden, self.config.hidden)?;
+        pass.output(w.final_norm.at(0), &w.head, shape.wanted)?;
+        if let Some(taps) = &self.taps {
+            taps.bring(hidden)?;
         }
-        self.pending += tokens.len();
-        Ok(())
+        ws.bring(shape, self.config)
     }
 
     /// Commits the first `rows` pending rows on the device.
     fn commit_rows(&mut self, rows: usize, clock: Option<Clock>) -> Result<(), EngineError> {
-        self.device.timer.borrow_mut().start(clock)?;
-        self.device.timer.borrow_mut().label(None, Component::Commit);
-        self.kda.commit(&self.device, rows)?;
-        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
+        if self.kda.layers > 0 && rows > 0 {
+            self.kda.begin_commit(rows)?;
+            self.device.timer.borrow_mut().start(clock)?;
+            self.device.timer.borrow_mut().label(None, Component::Commit);
+            self.graphs.borrow_mut().run(Work::Commit, || self.kda.commit(&self.device))?;
+            self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
+        }
         self.committed += rows;
         self.pending = 0;
         Ok(())
@@ -308,9 +309,11 @@ impl Target for CudaSession<'_> {
         let routed: Vec<usize> = routed.collect();
         self.out.clear(routed.len());
         self.taps.iter_mut().flat_map(|taps| &mut taps.host).for_each(Vec::clear);
-        self.forward_all(tokens, logits, Wants::of(tap))?;
+        let wants = Wants::of(tap);
+        self.forward_all(tokens, logits, wants)?;
         self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
-        for (number, (ids, values)) in routed.iter().zip(self.out.ids.iter().zip(&self.out.weights)) {
+        let chosen = if wants.routes { &routed[..] } else { &[] };
+        for (number, (ids, values)) in chosen.iter().zip(self.out.ids.iter().zip(&self.out.weights)) {
             tap.routed(Module::Target, *number, ids, values);
         }
         self.taps.iter().for_each(|taps| taps.tell(tap));

@@ -3,6 +3,7 @@
 use super::PASS_ROWS;
 use super::device::{Buffer, Device};
 use super::ops::{Delta, KdaRows, KdaShape};
+use super::pinned::Pinned;
 use crate::engine::{EngineError, ModelConfig};
 use std::rc::Rc;
 
@@ -24,6 +25,7 @@ pub(super) struct KdaStates {
     betas: Buffer,
     /// How many rows are kept, for the kernels.
     keep: Buffer,
+    staged_keep: Pinned,
 }
 
 /// F32s of one layer.
@@ -50,6 +52,7 @@ impl KdaStates {
             decays: floats(layers * PASS_ROWS * width)?,
             betas: floats(layers * PASS_ROWS * heads)?,
             keep: floats(1)?,
+            staged_keep: Pinned::new(device, 4)?,
         })
     }
 
@@ -114,12 +117,14 @@ impl KdaStates {
         }
     }
 
-    /// Makes the first `keep` pending rows part of the states of all layers.
-    pub fn commit(&self, device: &Device, keep: usize) -> Result<(), EngineError> {
-        if self.layers == 0 || keep == 0 {
-            return Ok(());
-        }
-        self.keep.write(0, &[keep as u32])?;
+    /// Says that the first `keep` pending rows are kept. The commit before must have been waited for.
+    pub fn begin_commit(&self, keep: usize) -> Result<(), EngineError> {
+        self.staged_keep.put(0, &[keep as u32])
+    }
+
+    /// Makes the kept rows part of the states of all layers.
+    pub fn commit(&self, device: &Device) -> Result<(), EngineError> {
+        self.staged_keep.send(0, 4, &self.keep)?;
         let (row_stride, beta_stride) = (PASS_ROWS * self.width(), PASS_ROWS * self.shape.heads);
         let state = (self.state.at(0), self.state_stride());
         super::ops::kda_commit(device, self.shape, self.layers, state, self.delta(0), (row_stride, beta_stride), self.keep.at(0))?;

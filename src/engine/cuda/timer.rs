@@ -36,12 +36,20 @@ pub(super) struct Timer {
     launches: Vec<(Label, Launched)>,
     /// One more than there are launches; kept for the next pass.
     events: Vec<sys::CUevent>,
+    /// The stream that the kernels run in.
+    stream: sys::CUstream,
 }
 
 impl Timer {
-    pub fn new() -> Self {
+    /// A timer of the kernels in `stream`.
+    pub fn new(stream: sys::CUstream) -> Self {
         let label = Label { layer: None, component: Component::Other };
-        Self { since: None, label, launches: Vec::new(), events: Vec::new() }
+        Self { since: None, label, launches: Vec::new(), events: Vec::new(), stream }
+    }
+
+    /// Whether the pass is timed.
+    pub fn is_on(&self) -> bool {
+        self.since.is_some()
     }
 
     /// Begins a pass, timed when there is a clock.
@@ -75,7 +83,7 @@ impl Timer {
             self.events.push(event);
         }
         // SAFETY: the event was created above or before, and is destroyed with the timer only.
-        unsafe { result::event::record(self.events[number], result::stream::null()) }.map_err(|e| failed("recording an event", e))
+        unsafe { result::event::record(self.events[number], self.stream) }.map_err(|e| failed("recording an event", e))
     }
 
     /// Ends a pass and gives its launches; waits for them. Empty when it was not timed.

@@ -3,16 +3,20 @@
 use super::PASS_ROWS;
 use super::device::{Buffer, Device};
 use super::ops::{Damage, Plan, SPLIT};
+use super::pinned::Pinned;
+use super::session::HostRows;
 use crate::engine::{EngineError, ModelConfig};
 use std::rc::Rc;
 
 /// Rows of a pass of one side (target or draft module).
 #[derive(Debug)]
 pub(super) struct Workspace {
-    pub tokens: Buffer,
-    /// The pass's first position.
-    pub base: Buffer,
-    pub damage: Buffer,
+    /// What the host says of a pass: [`PASS_ROWS`] tokens, the first position, and two numbers of the plan of all rows (0 and the rows).
+    inputs: Buffer,
+    /// The same on the host, and behind it the draft module's hidden rows.
+    staged: Pinned,
+    /// Hidden rows, logits and ring on the host.
+    results: Pinned,
     pub residual: Buffer,
     pub normed: Buffer,
     pub branch: Buffer,
@@ -33,9 +37,11 @@ pub(super) struct Workspace {
     pub router: Buffer,
     pub mid: Buffer,
     pub routed: Buffer,
-    /// Choices of every routed layer, `[layers, PASS_ROWS, k]`: ids of u16 and weights.
-    pub ids: Buffer,
-    pub weights: Buffer,
+    /// What the routers chose: it leaves the device in one copy. See [`Ring`].
+    ring: Buffer,
+    ring_at: Ring,
+    /// Splits of the longest context.
+    pub most_splits: usize,
     pub slot_of: Buffer,
     plan: [Buffer; 4],
     one: AllRows,
@@ -51,7 +57,7 @@ impl AllRows {
         Ok(Self([device.upload(&[1_i32])?, device.upload(&[0_i32])?, device.upload(&[0_i32, 0])?, device.upload(&identity)?]))
     }
 
-    /// Says how many rows the pass has.
+    /// Says how many rows the pass has; waits for the passes before.
     pub fn begin(&self, rows: usize) -> Result<(), EngineError> {
         self.0[2].write(4, &[rows as i32])
     }
@@ -61,9 +67,62 @@ impl AllRows {
     }
 }
 
+/// Where things are in the ring, in bytes: the damage note, then of every routed layer `[layers, PASS_ROWS, k]` ids (u16), then gate
+/// weights.
+#[derive(Debug, Clone, Copy)]
+struct Ring {
+    layers: usize,
+    /// Choices of one layer.
+    slots: usize,
+    weights: usize,
+    end: usize,
+}
+
+impl Ring {
+    const IDS: usize = 16;
+
+    fn new(layers: usize, slots: usize) -> Self {
+        let weights = Self::IDS + (layers * slots * 2).next_multiple_of(16);
+        Self { layers, slots, weights, end: weights + layers * slots * 4 }
+    }
+
+    /// Bytes from the beginning that hold what is wanted.
+    fn wanted(self, taken: Taken) -> usize {
+        match taken {
+            Taken::Nothing => Self::IDS,
+            Taken::Ids => self.weights,
+            Taken::IdsAndWeights => self.end,
+        }
+    }
+}
+
+/// What a pass's tap takes of the routers' choices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Taken {
+    Nothing,
+    Ids,
+    IdsAndWeights,
+}
+
+/// Everything but its inputs that a pass's launches depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    pub rows: usize,
+    /// Rows with logits.
+    pub wanted: usize,
+    /// Pending rows before it.
+    pub pending: usize,
+    /// Splits of the cache that are launched for.
+    pub splits: usize,
+    pub taken: Taken,
+}
+
 fn plan_of([count, expert, start, slot_row]: &[Buffer; 4]) -> Plan {
     Plan { count: count.at(0), expert: expert.at(0), start: start.at(0), slot_row: slot_row.at(0) }
 }
+
+/// Bytes of [`Workspace::inputs`].
+const INPUT_BYTES: usize = (PASS_ROWS + 4) * 4;
 
 /// Bytes of each buffer, in the order in which [`Workspace`] takes them.
 struct Sizes {
@@ -115,10 +174,11 @@ impl Workspace {
         let wide = || device.room(s.wide);
         let low = || device.room(rows * config.q_lora_rank.unwrap_or(1) * 4);
         let ints = |n: usize| device.room(n * 4);
+        let ring_at = Ring::new(routed, s.slots);
         Ok(Self {
-            tokens: ints(rows)?,
-            base: ints(1)?,
-            damage: device.zeros(4)?,
+            inputs: room(INPUT_BYTES)?,
+            staged: Pinned::new(device, INPUT_BYTES + s.row)?,
+            results: Pinned::new(device, s.row + rows * config.vocab * 4 + ring_at.end)?,
             residual: room(s.row)?,
             normed: room(s.row)?,
             branch: room(s.row)?,
@@ -137,8 +197,9 @@ impl Workspace {
             router: ints(rows * config.experts)?,
             mid: room(s.mid)?,
             routed: room(s.slots * config.hidden * 4)?,
-            ids: room(routed * s.slots * 2)?,
-            weights: room(routed * s.slots * 4)?,
+            ring: device.zeros(ring_at.end)?,
+            ring_at,
+            most_splits: tokens.div_ceil(SPLIT).max(1),
             slot_of: ints(s.slots)?,
             plan: [ints(1)?, ints(s.slots)?, ints(s.slots + 1)?, ints(s.slots)?],
             one: AllRows::new(device)?,
@@ -147,9 +208,86 @@ impl Workspace {
 
     /// Says what is to be done for a pass of `rows` rows at `position`.
     pub fn begin(&self, tokens: &[u32], position: usize) -> Result<(), EngineError> {
-        self.tokens.write(0, tokens)?;
-        self.base.write(0, &[position as u32])?;
-        self.one.begin(tokens.len())
+        self.staged.put(0, tokens)?;
+        self.staged.put(PASS_ROWS * 4, &[position as u32, 0, tokens.len() as u32])
+    }
+
+    /// Puts the draft module's hidden rows beside it.
+    pub fn begin_hidden(&self, hidden: &[f32]) -> Result<(), EngineError> {
+        self.staged.put(INPUT_BYTES, hidden)
+    }
+
+    /// Lets the stream take over what [`Workspace::begin`] said.
+    pub fn send(&self) -> Result<(), EngineError> {
+        self.staged.send(0, INPUT_BYTES, &self.inputs)
+    }
+
+    /// Lets the stream take over `numbers` numbers of hidden rows.
+    pub fn send_hidden(&self, numbers: usize) -> Result<(), EngineError> {
+        self.staged.send(INPUT_BYTES, numbers * 4, &self.hidden)
+    }
+
+    /// Lets the stream bring a pass's results to the host: the routers' choices by one copy.
+    pub fn bring(&self, shape: Shape, config: &ModelConfig) -> Result<(), EngineError> {
+        let [hidden, logits, ring] = self.results_at(config);
+        self.results.receive(hidden, shape.rows * config.hidden * 4, &self.hidden)?;
+        self.results.receive(logits, shape.wanted * config.vocab * 4, &self.logits)?;
+        self.results.receive(ring, self.ring_at.wanted(shape.taken), &self.ring)
+    }
+
+    /// Where hidden rows, logits and ring are in the results.
+    fn results_at(&self, config: &ModelConfig) -> [usize; 3] {
+        let logits = PASS_ROWS * config.hidden * 4;
+        [0, logits, logits + PASS_ROWS * config.vocab * 4]
+    }
+
+    /// Appends the results of a pass that was waited for.
+    ///
+    /// # Errors
+    /// With the first place at which a number of the pass was not finite.
+    pub fn collect(&self, shape: Shape, config: &ModelConfig, out: &mut HostRows) -> Result<(), EngineError> {
+        let [hidden, logits, ring] = self.results_at(config);
+        let mut damage = Vec::new();
+        self.results.append(ring, 1, &mut damage)?;
+        refuse_damage(damage[0], || self.ring.write(0, &[0_i32]), Site::describe)?;
+        self.results.append(hidden, shape.rows * config.hidden, &mut out.hidden)?;
+        self.results.append(logits, shape.wanted * config.vocab, &mut out.logits)?;
+        let own = shape.rows * config.experts_per_token;
+        for layer in 0..self.ring_at.layers {
+            let first = layer * self.ring_at.slots;
+            if shape.taken != Taken::Nothing {
+                self.results.append(ring + Ring::IDS + first * 2, own, &mut out.ids[layer])?;
+            }
+            if shape.taken == Taken::IdsAndWeights {
+                self.results.append(ring + self.ring_at.weights + first * 4, own, &mut out.weights[layer])?;
+            }
+        }
+        match out.logits.iter().all(|v| v.is_finite()) {
+            true => Ok(()),
+            false => Err(EngineError::NotFinite { what: "logits".to_owned() }),
+        }
+    }
+
+    /// The splits that are launched for when `tokens` tokens are seen: few different numbers, so that graphs are few. Blocks beyond a
+    /// row's last token leave at once.
+    pub fn splits(&self, tokens: usize) -> usize {
+        tokens.div_ceil(SPLIT).max(1).next_power_of_two().min(self.most_splits)
+    }
+
+    /// The pass's tokens.
+    pub fn tokens(&self) -> u64 {
+        self.inputs.at(0)
+    }
+
+    /// The pass's first position.
+    pub fn base(&self) -> u64 {
+        self.inputs.at(PASS_ROWS * 4)
+    }
+
+    /// Ids and gate weights of the choices of routed layer number `layer`.
+    pub fn choices(&self, layer: usize) -> (u64, u64) {
+        let first = layer * self.ring_at.slots;
+        (self.ring.at(Ring::IDS + first * 2), self.ring.at(self.ring_at.weights + first * 4))
     }
 
     /// The plan that the router's choice makes.
@@ -159,17 +297,12 @@ impl Workspace {
 
     /// The plan of one expert and all rows.
     pub fn one(&self) -> Plan {
-        self.one.plan()
+        Plan { start: self.inputs.at(PASS_ROWS * 4 + 4), ..self.one.plan() }
     }
 
     /// Where `site` notes damage.
     pub fn damage(&self, site: Site) -> Damage {
-        Damage { at: self.damage.at(0), site: site.code() }
-    }
-
-    /// Fails with the first place at which a number of the pass was not finite; waits for the pass.
-    pub fn check(&self, describe: impl Fn(Site) -> String) -> Result<(), EngineError> {
-        check_damage(&self.damage, describe)
+        Damage { at: self.ring.at(0), site: site.code() }
     }
 }
 
@@ -177,8 +310,16 @@ impl Workspace {
 pub(super) fn check_damage(damage: &Buffer, describe: impl Fn(Site) -> String) -> Result<(), EngineError> {
     let mut code = [0_i32];
     damage.read(0, &mut code)?;
-    let Some(site) = Site::of(code[0]) else { return Ok(()) };
-    damage.clear()?;
+    refuse_damage(code[0], || damage.clear(), describe)
+}
+
+fn refuse_damage(
+    code: i32,
+    take_back: impl FnOnce() -> Result<(), EngineError>,
+    describe: impl Fn(Site) -> String,
+) -> Result<(), EngineError> {
+    let Some(site) = Site::of(code) else { return Ok(()) };
+    take_back()?;
     Err(EngineError::NotFinite { what: describe(site) })
 }
 
