@@ -2,6 +2,7 @@
 
 use crate::metric::report::Telemetry;
 use crate::trace::TelemetrySample;
+use crate::trace::throttling::slowing;
 
 /// Spans at most.
 const SPANS: usize = 96;
@@ -39,6 +40,7 @@ pub fn strip(samples: &[TelemetrySample], began_ns: i64) -> Option<Telemetry> {
         power_w: mean(&|s| s.power_w),
         temperature_c: mean(&|s| s.temperature_c),
         memory_bytes: mean(&bytes),
+        throttled: mean(&|s| slowing(s).map(|mut reasons| f64::from(u8::from(reasons.next().is_some())))),
     })
 }
 
@@ -54,7 +56,11 @@ mod tests {
     fn worked_example_of_three_samples() {
         let samples = [sample(1_000, None, 10), sample(1_500, Some(0.25), 20), sample(4_000, Some(0.75), 40)];
         // Spans of 1 µs from 1 µs on: the first two samples are in the first, nobody in the second.
+        let mut samples = samples;
+        samples[0].throttle_reasons = Some("sw_power_cap".into());
+        samples[1].throttle_reasons = Some("gpu_idle".into());
         let strip = strip(&samples, 0).unwrap();
+        assert_eq!(strip.throttled, [Some(0.5), None, None]);
         assert_eq!((strip.samples, strip.time_s.len()), (3, 3));
         assert!(strip.time_s.iter().zip([1.5e-6, 2.5e-6, 3.5e-6]).all(|(a, b)| (a - b).abs() < 1e-12), "{:?}", strip.time_s);
         assert_eq!(strip.host_load, [Some(0.25), None, Some(0.75)]);

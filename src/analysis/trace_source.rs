@@ -6,7 +6,8 @@ use super::steps::{StepRow, StepTable};
 use super::trees::{TreeRow, Trees};
 use super::{AnalysisError, Baseline, Input, KernelSource, Options, StepTime, Timed, Wanted, analyze_input, identity, plan_of, telemetry};
 use crate::metric::report::{Report, RequestIdentity};
-use crate::trace::{Kernels, Phase, RequestEvent, RouteUnit, Steps, Trace};
+use crate::trace::throttling::THROTTLED;
+use crate::trace::{Kernels, Phase, RequestEvent, RouteUnit, Steps, Throttling, Trace};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -39,7 +40,11 @@ pub fn analyze_wanted(trace: &Trace, baseline: Option<&Trace>, options: &Options
     for request in &mut report.by_request {
         request.identity = loaded.identities.remove(&request.request_id);
     }
-    report.telemetry = telemetry::strip(&trace.telemetry()?, trace.manifest().started_unix_ns);
+    let samples = trace.telemetry()?;
+    report.telemetry = telemetry::strip(&samples, trace.manifest().started_unix_ns);
+    // Traces of other writers do not say so themselves.
+    let told = report.warnings.iter().any(|w| w.code == THROTTLED);
+    report.warnings.extend(Throttling::of(&samples).warning().filter(|_| !told));
     Ok(report)
 }
 

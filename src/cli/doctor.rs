@@ -1,13 +1,16 @@
 //! `specprof doctor`: what this machine can do, and why not.
 
+mod checks;
+mod probe;
+
 use super::exit::Failure;
 use super::ui::{Output, Ui};
-use crate::metric::Unit;
-use crate::record::{machine, why_no_cuda};
 use crate::report::wrap::paragraph;
-use serde::Serialize;
+use probe::Probe;
+use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,10 +27,16 @@ pub struct Args {
     /// Write to a file instead of stdout (`-`)
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
+    /// Longest wait for the driver's libraries, seconds. One that takes longer is said to hang
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=600))]
+    timeout: u64,
+    /// Make one probe's checks in this process and print them; `doctor` asks itself for this
+    #[arg(long, value_enum, value_name = "PROBE", hide = true)]
+    probe: Option<Probe>,
 }
 
 /// How a check came out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Status {
     /// Can be used.
@@ -39,22 +48,22 @@ enum Status {
 }
 
 /// One thing looked at.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Check {
-    name: &'static str,
+    name: String,
     status: Status,
     message: String,
     /// What to do about it.
-    hint: Option<&'static str>,
+    hint: Option<String>,
 }
 
 impl Check {
-    fn new(name: &'static str, status: Status, message: impl Into<String>) -> Self {
-        Self { name, status, message: message.into(), hint: None }
+    fn new(name: &str, status: Status, message: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), status, message: message.into(), hint: None }
     }
 
-    fn hint(mut self, hint: &'static str) -> Self {
-        self.hint = Some(hint);
+    fn hint(mut self, hint: &str) -> Self {
+        self.hint = Some(hint.to_owned());
         self
     }
 }
@@ -74,8 +83,13 @@ struct Doctor {
 /// # Errors
 /// When stdout cannot be written.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
+    if let Some(probe) = args.probe {
+        let json = serde_json::to_string(&probe.make()).map_err(|e| Failure::Environment(e.to_string()))?;
+        return ui.result(&format!("{json}\n"));
+    }
     let output = Output::open(args.output.as_deref())?;
-    let doctor = Doctor { schema: "specprof.doctor/1", version: env!("CARGO_PKG_VERSION"), backend: "cpu", checks: checks() };
+    let checks = checks(Duration::from_secs(args.timeout));
+    let doctor = Doctor { schema: "specprof.doctor/1", version: env!("CARGO_PKG_VERSION"), backend: "cpu", checks };
     if args.json {
         let json = serde_json::to_string_pretty(&doctor).map_err(|e| Failure::Environment(e.to_string()))?;
         return output.finish(ui, &format!("{json}\n"));
@@ -90,7 +104,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
             Status::Unavailable => "unavailable",
         };
         text.push_str(&paragraph(&format!("{:<12} {word:<12} ", check.name), &check.message, width));
-        if let Some(hint) = check.hint {
+        if let Some(hint) = &check.hint {
             text.push_str(&paragraph(&format!("{:<26}", ""), hint, width));
         }
     }
@@ -98,66 +112,10 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     output.finish(ui, &text)
 }
 
-fn checks() -> Vec<Check> {
-    vec![processor(), memory(), gpu(), driver_library(), cupti(), nvml(), cuda_backend()]
-}
-
-fn processor() -> Check {
-    let message = format!("{}, {} threads, {} kernels", machine::cpu_name(), machine::threads(), machine::simd());
-    if machine::simd() == "portable" {
-        return Check::new("cpu", Status::Warning, message)
-            .hint("no AVX2 with FMA: the engine runs on its portable path, several times slower");
-    }
-    Check::new("cpu", Status::Ok, message)
-}
-
-fn memory() -> Check {
-    match machine::memory() {
-        Some(m) => {
-            let show = |bytes: u64| Unit::Bytes.show(bytes as f64);
-            Check::new("memory", Status::Ok, format!("{}, {} available", show(m.total), show(m.available)))
-        }
-        None => Check::new("memory", Status::Warning, "unknown: /proc/meminfo cannot be read"),
-    }
-}
-
-fn gpu() -> Check {
-    let devices = machine::nvidia_devices();
-    match (machine::nvidia_driver(), devices.len()) {
-        (Some(version), n) if n > 0 => Check::new("gpu", Status::Ok, format!("{n} NVIDIA device(s), driver {version}")),
-        (Some(version), _) => Check::new("gpu", Status::Unavailable, format!("driver {version} is loaded, but there is no /dev/nvidia0"))
-            .hint("in a container, pass the devices through (for Docker: --gpus all)"),
-        (None, _) => Check::new("gpu", Status::Unavailable, "no NVIDIA driver is loaded"),
-    }
-}
-
-fn library(name: &'static str, file: &str, why: &str) -> Check {
-    match machine::shared_library(file) {
-        Some(path) => Check::new(name, Status::Ok, path.display().to_string()),
-        None => Check::new(name, Status::Unavailable, format!("{file} is not in the usual places or LD_LIBRARY_PATH; {why}")),
-    }
-}
-
-fn driver_library() -> Check {
-    library("libcuda", "libcuda.so", "it comes with the driver")
-}
-
-fn cupti() -> Check {
-    let found = library("cupti", "libcupti.so", "it comes with the CUDA toolkit (extras/CUPTI)");
-    if found.status == Status::Ok && machine::profiling_restricted() == Some(true) {
-        return Check::new("cupti", Status::Warning, format!("{}, but the driver lets only administrators profile", found.message))
-            .hint("load the module with NVreg_RestrictProfilingToAdminUsers=0, or run as root");
-    }
-    found
-}
-
-fn nvml() -> Check {
-    library("nvml", "libnvidia-ml.so", "it comes with the driver")
-}
-
-fn cuda_backend() -> Check {
-    match why_no_cuda() {
-        Some(reason) => Check::new("cuda backend", Status::Unavailable, format!("{reason}; recording runs on the CPU")),
-        None => Check::new("cuda backend", Status::Warning, "can be tried with `record --backend cuda`; it has run on no real GPU yet"),
-    }
+/// Every check, in the order in which they depend on each other. The probes run side by side.
+fn checks(limit: Duration) -> Vec<Check> {
+    let asked = [Probe::Nvml, Probe::Cuda].map(|probe| std::thread::spawn(move || probe.ask(limit)));
+    let mut all = checks::safe();
+    all.extend(asked.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
+    all
 }

@@ -364,4 +364,7 @@ pub struct Telemetry {
     pub temperature_c: Vec<Option<f64>>,
     /// Memory in use on the device, or by the recording process where no device ran, bytes.
     pub memory_bytes: Vec<Option<f64>>,
+    /// Share of the samples in which the driver gave a reason for running slower than it could, idling apart, 0...1.
+    #[serde(default)]
+    pub throttled: Vec<Option<f64>>,
 }

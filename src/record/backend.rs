@@ -1,12 +1,13 @@
 //! What a plan runs on: the two sides of the model, and what a trace says of them.
 
+use super::nvml::Nvml;
 use super::{Plan, RecordError};
 use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint};
 use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, MtpDrafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
-use crate::trace::Manifest;
 use crate::trace::manifest::{DeviceInfo, GraphCounts, Warning};
+use crate::trace::{DeviceSensor, Manifest};
 use std::rc::Rc;
 
 /// What runs the model.
@@ -83,6 +84,20 @@ impl<'p> Backend<'p> {
             manifest.warnings.push(Warning::new("kernels_timed_by_events", text.to_owned()));
         }
     }
+
+    /// What reads the device's clocks, power, temperature and throttling; `None` on the CPU, and where the driver does not tell
+    /// them, which the manifest then says.
+    pub fn sensor(&self, manifest: &mut Manifest) -> Option<DeviceSensor> {
+        let device = self.device.as_ref()?;
+        match Nvml::open(device.uuid()) {
+            Ok(nvml) => Some(Box::new(move |sample| nvml.fill(sample))),
+            Err(reason) => {
+                let text = format!("{reason}: the device's clocks, power and temperature are unknown, and whether it was throttled");
+                manifest.warnings.push(Warning::new("no_device_telemetry", text));
+                None
+            }
+        }
+    }
 }
 
 /// What a run's device says afterwards.
@@ -114,9 +129,38 @@ fn longest(plan: &Plan<'_>) -> usize {
 
 /// The one line of a machine without a device that the CUDA engine can use; `None` when there is one.
 pub fn why_no_cuda() -> Option<String> {
-    match Device::open() {
-        Ok(_) => None,
-        Err(EngineError::Device(reason)) => Some(reason),
-        Err(other) => Some(other.to_string()),
-    }
+    cuda_device().err()
+}
+
+/// What the CUDA engine finds out about its device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaDevice {
+    /// The driver's name for it.
+    pub name: String,
+    /// The architecture whose kernels are loaded.
+    pub image: &'static str,
+    /// Whether it is the tests' stand-in.
+    pub emulated: bool,
+    /// Its identity, `GPU-...`, when the driver says.
+    pub uuid: Option<String>,
+    /// Bytes of memory, free and all, when the driver says.
+    pub memory: Option<(u64, u64)>,
+}
+
+/// Opens the device that the CUDA engine would take, kernels and all, and closes it again. A driver that hangs hangs this.
+///
+/// # Errors
+/// One line that says why there is none.
+pub fn cuda_device() -> Result<CudaDevice, String> {
+    let device = Device::open().map_err(|error| match error {
+        EngineError::Device(reason) => reason,
+        other => other.to_string(),
+    })?;
+    Ok(CudaDevice {
+        name: device.name().to_owned(),
+        image: device.image(),
+        emulated: device.is_emulated(),
+        uuid: device.uuid().map(str::to_owned),
+        memory: device.memory_bytes().ok().map(|(free, all)| (free as u64, all as u64)),
+    })
 }

@@ -93,8 +93,22 @@ fn parse_profiling_restricted(text: &str) -> Option<bool> {
     line.split(':').nth(1)?.trim().parse::<u32>().ok().map(|v| v != 0)
 }
 
+/// NVIDIA device nodes that this process may not use, with the reason. `/dev/nvidiactl` is one of them.
+pub fn unusable_devices(devices: &[PathBuf]) -> Vec<(PathBuf, std::io::ErrorKind)> {
+    let control = PathBuf::from("/dev/nvidiactl");
+    let looked_at = devices.iter().chain(std::iter::once(&control)).filter(|path| path.exists());
+    // Opening changes nothing: the driver sets a device up on the first request to it.
+    let denied = |path: &PathBuf| Some((path.clone(), fs::OpenOptions::new().read(true).write(true).open(path).err()?.kind()));
+    looked_at.filter_map(denied).collect()
+}
+
 /// Path of a shared library in the usual places and in `LD_LIBRARY_PATH`, without loading it.
 pub fn shared_library(name: &str) -> Option<PathBuf> {
+    library_dirs().iter().find_map(|dir| library_in(dir, name))
+}
+
+/// Where the loader finds libraries of a driver or a toolkit, in order.
+fn library_dirs() -> Vec<PathBuf> {
     const USUAL: &[&str] = &[
         "/usr/lib/x86_64-linux-gnu",
         "/usr/lib/aarch64-linux-gnu",
@@ -102,10 +116,37 @@ pub fn shared_library(name: &str) -> Option<PathBuf> {
         "/usr/lib",
         "/usr/local/nvidia/lib64",
         "/usr/local/cuda/lib64",
-        "/usr/local/cuda/extras/CUPTI/lib64",
     ];
     let extra = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    extra.split(':').filter(|p| !p.is_empty()).chain(USUAL.iter().copied()).find_map(|dir| library_in(Path::new(dir), name))
+    extra.split(':').filter(|p| !p.is_empty()).chain(USUAL.iter().copied()).map(PathBuf::from).collect()
+}
+
+/// The CUPTI library, without loading it.
+///
+/// # Errors
+/// The places where it was looked for, in order: `$SPECPROF_CUPTI` (the file or its folder), `$CUDA_HOME`, the toolkits in
+/// `/usr/local`, and the loader's.
+pub fn cupti_library() -> Result<PathBuf, Vec<PathBuf>> {
+    const NAME: &str = "libcupti.so";
+    let named = std::env::var_os("SPECPROF_CUPTI").map(PathBuf::from);
+    if let Some(file) = named.as_ref().filter(|path| path.is_file()) {
+        return Ok(file.clone());
+    }
+    let mut dirs: Vec<PathBuf> = named.into_iter().collect();
+    let mut toolkits: Vec<PathBuf> = std::env::var_os("CUDA_HOME").map(PathBuf::from).into_iter().collect();
+    let is_toolkit = |path: &PathBuf| path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("cuda"));
+    let mut local: Vec<_> =
+        fs::read_dir("/usr/local").into_iter().flatten().filter_map(|e| Some(e.ok()?.path())).filter(is_toolkit).collect();
+    local.sort();
+    // Always named, so that it is said where one belongs.
+    if local.is_empty() {
+        local.push(PathBuf::from("/usr/local/cuda"));
+    }
+    toolkits.extend(local);
+    let inside = [PathBuf::from("extras/CUPTI/lib64"), Path::new("targets").join(format!("{}-linux/lib", std::env::consts::ARCH))];
+    dirs.extend(toolkits.iter().flat_map(|toolkit| inside.iter().map(|dir| toolkit.join(dir))));
+    dirs.extend(library_dirs());
+    dirs.iter().find_map(|dir| library_in(dir, NAME)).ok_or(dirs)
 }
 
 fn library_in(dir: &Path, name: &str) -> Option<PathBuf> {

@@ -10,12 +10,13 @@ pub mod calibrate;
 mod error;
 mod facts;
 pub mod machine;
+pub mod nvml;
 mod plan;
 mod run;
 pub mod sweep;
 pub mod workload;
 
-pub use backend::{BackendKind, why_no_cuda};
+pub use backend::{BackendKind, CudaDevice, cuda_device, why_no_cuda};
 pub use bandwidth::copy_gb_per_s;
 pub use builtin::Workload;
 pub use error::RecordError;

@@ -10,7 +10,7 @@ use crate::engine::speculate::{Request, Speculator};
 use crate::trace::manifest::Warning;
 use crate::trace::telemetry::{HostSampler, SAMPLE_INTERVAL};
 use crate::trace::{
-    Ending, FinishReason, KernelEvent, Manifest, Phase, Probe, RequestEvent, StepEvent, TraceError, TraceWriter, WriterOptions,
+    Ending, FinishReason, KernelEvent, Manifest, Phase, Probe, RequestEvent, StepEvent, Throttling, TraceError, TraceWriter, WriterOptions,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -230,15 +230,20 @@ pub fn record(
     let kernels = plan.options.kernels;
     backend.describe(&mut facts, kernels);
     let witness = backend.witness();
+    let sensor = if telemetry { backend.sensor(&mut facts) } else { None };
+    let has_sensor = sensor.is_some();
     // What the experts' times are compared with; without them it would only delay the start.
     facts.instrumentation.copy_gb_per_s = kernels.then(copy_gb_per_s).flatten();
     let mut writer = TraceWriter::create(dir, facts, &WriterOptions { force, kernels, ..WriterOptions::default() })?;
-    let sampler = || telemetry.then(|| HostSampler::start(writer.telemetry(), SAMPLE_INTERVAL)).transpose();
+    let sink = writer.telemetry();
+    let sampler = || telemetry.then(|| HostSampler::start(sink, SAMPLE_INTERVAL, sensor)).transpose();
     // Samples begin with the recorded requests.
     let ended =
         ready(backend, plan, clock, stop).and_then(|speculator| Ok((speculator, sampler()?))).and_then(|(mut speculator, sampler)| {
             let ended = run_requests(plan, &mut speculator, &mut writer, stop, progress);
-            drop(sampler);
+            let throttling = sampler.map(HostSampler::finish).unwrap_or_default();
+            // Also of a run that fails: what is kept of it carries the warning.
+            writer.facts_mut().warnings.extend(of_telemetry(&throttling, has_sensor));
             ended
         });
     match ended {
@@ -261,6 +266,15 @@ pub fn record(
             Err(error)
         }
     }
+}
+
+/// What the device's telemetry limits.
+fn of_telemetry(throttling: &Throttling, has_sensor: bool) -> Option<Warning> {
+    if has_sensor && throttling.known == 0 {
+        let text = "the device does not say whether it was throttled: a slowed run cannot be told from another";
+        return Some(Warning::new("throttling_unknown", text));
+    }
+    throttling.warning()
 }
 
 fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {

@@ -1,6 +1,7 @@
 //! The machine's state during a recording: one sample every 200 ms from a thread of its own.
 
 use super::TraceError;
+use super::throttling::Throttling;
 use super::writer::TelemetrySink;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ pub struct TelemetrySample {
     pub power_w: Option<f64>,
     /// Temperature of the device, or of the CPU where no device ran, °C.
     pub temperature_c: Option<f64>,
-    /// Why the device ran slower than it could, in the driver's words.
+    /// Why the device ran slower than it could, in the driver's words, joined by commas; `none` when there was no reason.
     pub throttle_reasons: Option<String>,
     /// Device memory in use, bytes.
     pub memory_used_bytes: Option<u64>,
@@ -37,11 +38,14 @@ pub struct TelemetrySample {
     pub rss_bytes: Option<u64>,
 }
 
-/// A running sampler of the host. Dropping it ends it at once.
+/// Adds a device's state to a sample of the host. Called on the sampler's thread.
+pub type DeviceSensor = Box<dyn FnMut(&mut TelemetrySample) + Send>;
+
+/// A running sampler of the host, and of a device when it has a sensor. Dropping it ends it at once.
 #[derive(Debug)]
 pub struct HostSampler {
     stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Throttling>>,
 }
 
 impl HostSampler {
@@ -49,15 +53,21 @@ impl HostSampler {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(sink: TelemetrySink, interval: Duration) -> Result<Self, TraceError> {
+    pub fn start(sink: TelemetrySink, interval: Duration, mut sensor: Option<DeviceSensor>) -> Result<Self, TraceError> {
         let (stop, stopped) = channel();
         let sample_until_stopped = move || {
             let mut host = Host::find();
+            let mut throttling = Throttling::default();
             loop {
+                let mut sample = host.sample();
+                if let Some(sensor) = &mut sensor {
+                    sensor(&mut sample);
+                }
+                throttling.add(&sample);
                 // A full queue costs a sample, never the engine's time.
-                sink.offer(host.sample());
+                sink.offer(sample);
                 if stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
-                    return;
+                    return throttling;
                 }
             }
         };
@@ -65,14 +75,21 @@ impl HostSampler {
         let thread = thread.map_err(|source| TraceError::Io { path: PathBuf::new(), action: "start the telemetry thread", source })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
+
+    /// Ends it; gives what its samples say of throttling.
+    pub fn finish(mut self) -> Throttling {
+        self.end().unwrap_or_default()
+    }
+
+    fn end(&mut self) -> Option<Throttling> {
+        self.stop = None;
+        self.thread.take()?.join().ok()
+    }
 }
 
 impl Drop for HostSampler {
     fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.end();
     }
 }
 

@@ -1,6 +1,6 @@
 """Builds the stand-in for libcuda out of the kernels' sources: a library with all of them, and with faults when asked.
 
-    build.py OUT [-DNAME]   OUT/libcuda.so.1; sources that have not changed are not compiled again. NAME: EMU_SHUFFLES, which adds
+    build.py OUT [-DNAME]   OUT/libcuda.so.1, and a stand-in for NVML in OUT/nvml/libnvidia-ml.so.1; sources that have not changed are not compiled again. NAME: EMU_SHUFFLES, which adds
                             over warps by shuffles, as a device does
 
 Needs g++ and nothing else.
@@ -68,8 +68,9 @@ class Builder:
         return self.object(name, "\n".join([text, '#include "registry.h"', *table, ""]), HERE, ["-include", str(HERE / "device.h"), *DEVICE_FLAGS])
 
     def link(self, objects, target):
+        target.parent.mkdir(exist_ok=True)
         partial = target.with_suffix(".new")
-        run = [self.compiler, *self.flags, "-shared", "-Wl,-soname,libcuda.so.1", *objects, "-o", partial]
+        run = [self.compiler, *self.flags, "-shared", f"-Wl,-soname,{target.name}", *objects, "-o", partial]
         subprocess.run(run, check=True)
         partial.rename(target)
 
@@ -101,9 +102,12 @@ def main():
     builder = Builder(sys.argv[1], sys.argv[2:])
     objects = builder.all_objects(sources())
     builder.link(objects, builder.out / "libcuda.so.1")
+    nvml = builder.host("nvml.cpp")
+    # In a folder of its own: most tests have none.
+    builder.link([nvml], builder.out / "nvml" / "libnvidia-ml.so.1")
     # Objects of sources that are no more.
     for old in builder.out.glob("*-*.o"):
-        if old not in objects:
+        if old not in [*objects, nvml]:
             old.unlink()
             old.with_suffix(".cpp").unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@
 
 namespace {
 
-enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
+enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, DRIVER_MISMATCH = 803, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
 
 using Operation = std::function<void()>;
 
@@ -137,7 +137,16 @@ std::vector<emu_kernel>& emu_kernels() {
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
+// EMU_INIT: `hang`, or the code that cuInit gives. EMU_DRIVER: the version. EMU_DEVICES: how many there are.
+int knob(const char* name, int otherwise) {
+    const char* v = std::getenv(name);
+    return v ? std::atoi(v) : otherwise;
+}
+
 API cuInit(unsigned) {
+    const char* init = std::getenv("EMU_INIT");
+    while (init && std::string(init) == "hang") pause();
+    if (int code = knob("EMU_INIT", OK)) return code;
     static unsigned char stack[32 * 1024];
     stack_t alternative{};
     alternative.ss_sp = stack;
@@ -150,8 +159,8 @@ API cuInit(unsigned) {
     sigaction(SIGBUS, &action, nullptr);
     return OK;
 }
-API cuDriverGetVersion(int* version) { *version = 12080; return OK; }
-API cuDeviceGetCount(int* count) { *count = 1; return OK; }
+API cuDriverGetVersion(int* version) { *version = knob("EMU_DRIVER", 12080); return OK; }
+API cuDeviceGetCount(int* count) { *count = knob("EMU_DEVICES", 1); return OK; }
 API cuDeviceGet(int* device, int ordinal) { *device = 0; return ordinal == 0 ? OK : 101; }
 API cuDeviceGetName(char* name, int size, int) { std::snprintf(name, size, "specprof emulator"); return OK; }
 API cuDeviceGetUuid(char* uuid, int) { std::memset(uuid, 0xee, 16); return OK; }
@@ -361,6 +370,7 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 
 API cuGetErrorName(int error, const char** name) {
     *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND"
+          : error == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : error == DRIVER_MISMATCH ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
           : error == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : error == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
           : error == CAPTURE_IMPLICIT || error == CAPTURE_UNSUPPORTED || error == CAPTURE_INVALID ? "CUDA_ERROR_STREAM_CAPTURE" : "CUDA_ERROR_UNKNOWN";
     return OK;

@@ -411,3 +411,74 @@ fn a_driver_without_functions_is_said_and_is_no_panic() {
         assert!(words.iter().all(|word| stderr.contains(word)), "{name}: {stderr}");
     }
 }
+
+/// Records on the emulator with NVML's stand-in of these knobs; gives the trace.
+fn with_nvml(dir: &Path, nvml: bool, knobs: &[(&str, &str)]) -> Trace {
+    let driver = emulator().parent().unwrap();
+    let folders = if nvml { format!("{}:{}", driver.display(), driver.join("nvml").display()) } else { driver.display().to_string() };
+    let args = [&DEMO[..], &["--backend", "cuda", "--force", "--out", "run"]].concat();
+    let (code, _, stderr) = record(dir, &args, &[&[("LD_LIBRARY_PATH", folders.as_str())], knobs].concat());
+    assert_eq!(code, 0, "{knobs:?}: {stderr}");
+    let trace = Trace::open(&dir.join("run")).unwrap();
+    assert_eq!(validate(&trace).unwrap().failed(), 0);
+    trace
+}
+
+fn has_warning(trace: &Trace, code: &str) -> bool {
+    trace.manifest().warnings.iter().any(|w| w.code == code)
+}
+
+#[test]
+fn a_throttled_device_is_told_in_manifest_and_reports() {
+    let dir = tempfile::tempdir().unwrap();
+    // Software power cap and thermal slowdown, from the second sample on.
+    let trace = with_nvml(dir.path(), true, &[("EMU_NVML_THROTTLE", "36")]);
+    let samples = trace.telemetry().unwrap();
+    assert!(samples.len() >= 2, "{samples:?}");
+    for sample in &samples {
+        assert_eq!((sample.sm_clock_mhz, sample.memory_clock_mhz), (Some(1980), Some(3201)), "{sample:?}");
+        assert_eq!((sample.power_w, sample.temperature_c, sample.memory_used_bytes), (Some(543.21), Some(61.0), Some(40 << 30)));
+        assert!(sample.rss_bytes.is_some(), "the host's values stay: {sample:?}");
+    }
+    assert_eq!(samples[0].throttle_reasons.as_deref(), Some("gpu_idle"));
+    assert_eq!(samples[1].throttle_reasons.as_deref(), Some("sw_power_cap,sw_thermal_slowdown"));
+    let warning = trace.manifest().warnings.iter().find(|w| w.code == "throttled").unwrap();
+    assert!(warning.message.contains(&format!("in {} of {} telemetry samples", samples.len() - 1, samples.len())), "{warning:?}");
+    for format in ["json", "text", "markdown", "html"] {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let out = command.current_dir(dir.path()).args(["report", "run", "--format", format]).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains("the device was throttled in"), "{format}: {text}");
+        assert_eq!(text.contains("throttled in up to"), format == "html", "{format}");
+        if format == "json" {
+            let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(json["warnings"].as_array().unwrap().iter().filter(|w| w["code"] == "throttled").count(), 1);
+            let shares = json["telemetry"]["throttled"].as_array().unwrap();
+            assert!(shares.iter().any(|share| *share == 1.0) && shares[0] == 0.0, "{shares:?}");
+        }
+    }
+}
+
+#[test]
+fn what_nvml_does_not_tell_is_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let idle = with_nvml(dir.path(), true, &[]);
+    assert!(!["throttled", "throttling_unknown", "no_device_telemetry"].iter().any(|code| has_warning(&idle, code)));
+
+    let partly = with_nvml(dir.path(), true, &[("EMU_NVML_UNSUPPORTED", "rp")]);
+    let samples = partly.telemetry().unwrap();
+    assert!(samples.iter().all(|s| s.power_w.is_none() && s.throttle_reasons.is_none() && s.sm_clock_mhz == Some(1980)));
+    assert!(has_warning(&partly, "throttling_unknown") && !has_warning(&partly, "throttled"));
+
+    for (nvml, knobs, word) in [
+        (false, &[][..], "libnvidia-ml.so.1 cannot be loaded"),
+        (true, &[("EMU_NVML", "4")], "no permission"),
+        (true, &[("EMU_NVML_UUID", "GPU-of-another-machine")], "not found"),
+    ] {
+        let trace = with_nvml(dir.path(), nvml, knobs);
+        let samples = trace.telemetry().unwrap();
+        assert!(samples.iter().all(|s| s.sm_clock_mhz.is_none() && s.power_w.is_none() && s.throttle_reasons.is_none()), "{samples:?}");
+        let warning = trace.manifest().warnings.iter().find(|w| w.code == "no_device_telemetry").unwrap();
+        assert!(warning.message.contains(word), "{warning:?}");
+    }
+}

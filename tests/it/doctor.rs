@@ -22,3 +22,71 @@ fn doctor_says_the_same_in_text_and_json() {
         assert!(!check["message"].as_str().unwrap().is_empty());
     }
 }
+
+/// The checks by name, with the driver's and NVML's stand-ins of these knobs; the exit code is 0 whatever they find.
+fn emulated(nvml: bool, knobs: &[(&str, &str)]) -> serde_json::Map<String, serde_json::Value> {
+    let driver = crate::kernels::emulator().parent().unwrap();
+    let mut folders = driver.display().to_string();
+    if nvml {
+        folders.push_str(&format!(":{}", driver.join("nvml").display()));
+    }
+    let mut command = Command::cargo_bin("specprof").unwrap();
+    let begin = std::time::Instant::now();
+    let out = command.args(["doctor", "--json", "--timeout", "2"]).env("LD_LIBRARY_PATH", folders).envs(knobs.iter().copied()).output();
+    let out = out.unwrap();
+    assert!(out.status.success() && begin.elapsed().as_secs() < 60, "{knobs:?}: {out:?}");
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap().iter();
+    checks.map(|check| (check["name"].as_str().unwrap().to_owned(), check.clone())).collect()
+}
+
+/// A driver that never returns, and each thing that can be missing, is named.
+#[test]
+fn doctor_never_hangs_and_names_what_is_missing() {
+    for (nvml, knobs, name, status, words) in [
+        (true, &[][..], "cuda backend", "warning", &["specprof emulator (no GPU)", "sm_90a", "mean nothing"][..]),
+        (true, &[], "nvml", "ok", &["driver 570.86.10", "SM clock, memory clock, power, temperature, throttle reasons, memory used"]),
+        (true, &[("EMU_INIT", "hang")], "cuda backend", "unavailable", &["did not answer within 2 s", "hangs"]),
+        (true, &[("EMU_NVML", "hang")], "nvml", "unavailable", &["NVML did not answer within 2 s"]),
+        (true, &[("EMU_INIT", "100")], "cuda backend", "unavailable", &["CUDA_ERROR_NO_DEVICE", "CPU"]),
+        (true, &[("EMU_INIT", "803")], "cuda backend", "unavailable", &["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"]),
+        (true, &[("EMU_DEVICES", "0")], "cuda backend", "unavailable", &["the driver has no device"]),
+        (true, &[("EMU_DRIVER", "11040")], "cuda backend", "unavailable", &["too old", "CUDA 11.4", "12.0", "driver 525"]),
+        (false, &[], "nvml", "unavailable", &["libnvidia-ml.so.1 cannot be loaded"]),
+        (true, &[("EMU_NVML", "4")], "nvml", "unavailable", &["does not start", "no permission"]),
+        (true, &[("EMU_NVML", "18")], "nvml", "unavailable", &["different driver versions"]),
+        (true, &[("EMU_NVML_UNSUPPORTED", "pr")], "nvml", "warning", &["unknown: power (not supported by the device), throttle reasons"]),
+    ] {
+        let checks = emulated(nvml, knobs);
+        let check = &checks[name];
+        assert_eq!(check["status"], status, "{knobs:?}: {check}");
+        for word in words {
+            assert!(check["message"].as_str().unwrap().contains(word), "{knobs:?}: {word}: {check}");
+        }
+        // What one library lacks says nothing of the other.
+        assert_eq!(
+            checks.contains_key("gpu memory"),
+            !knobs.iter().any(|(knob, _)| matches!(*knob, "EMU_INIT" | "EMU_DEVICES" | "EMU_DRIVER"))
+        );
+    }
+}
+
+#[test]
+fn doctor_says_where_it_looked_for_cupti() {
+    let folder = tempfile::tempdir().unwrap();
+    let cupti = |named: &std::path::Path| {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let out = command.args(["doctor", "--json"]).env("SPECPROF_CUPTI", named).env("CUDA_HOME", "/nowhere/cuda").output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "cupti").unwrap().clone();
+        check["message"].as_str().unwrap().to_owned()
+    };
+    let message = cupti(folder.path());
+    let named = folder.path().display().to_string();
+    if message.starts_with("libcupti.so is in none of") {
+        assert!(message.contains(&named) && message.contains("/nowhere/cuda/extras/CUPTI/lib64"), "{message}");
+    }
+    std::fs::write(folder.path().join("libcupti.so.13"), b"").unwrap();
+    assert_eq!(cupti(folder.path()), format!("{named}/libcupti.so.13"));
+    assert_eq!(cupti(&folder.path().join("libcupti.so.13")), format!("{named}/libcupti.so.13"));
+}

@@ -28,6 +28,7 @@ pub struct Device {
     /// Times of the pass that is being launched.
     pub(super) timer: RefCell<Timer>,
     name: String,
+    uuid: Option<String>,
     units: Option<u32>,
     image: &'static str,
 }
@@ -46,6 +47,33 @@ pub(super) struct Function {
 pub(super) fn failed(what: &str, error: DriverError) -> EngineError {
     let name = error.error_name().map_or_else(|_| "an unknown error".to_owned(), |n| n.to_string_lossy().into_owned());
     EngineError::Device(format!("CUDA: {what}: {name}"))
+}
+
+/// The oldest CUDA version whose drivers take the kernels' images, as the driver counts: 1000 major + 10 minor.
+const OLDEST_DRIVER: i32 = 12_000;
+
+/// The newest CUDA version that the driver knows.
+fn driver_version() -> Result<i32, EngineError> {
+    let mut version = 0;
+    // SAFETY: room for one number.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(|e| failed("the driver does not say its version", e))?;
+    Ok(version)
+}
+
+fn cuda_version(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// 16 bytes as `GPU-00010203-0405-0607-0809-0a0b0c0d0e0f`.
+fn uuid_text(bytes: [u8; 16]) -> String {
+    let mut text = "GPU".to_owned();
+    for (i, byte) in bytes.into_iter().enumerate() {
+        if matches!(i, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
 }
 
 impl Device {
@@ -70,6 +98,15 @@ impl Device {
         }
         symbols::check()?;
         result::init().map_err(|e| failed("the driver does not start", e))?;
+        let version = driver_version()?;
+        if version < OLDEST_DRIVER {
+            let text = format!(
+                "CUDA: the driver is too old: it knows CUDA {}, the kernels need {} (driver 525) or later",
+                cuda_version(version),
+                cuda_version(OLDEST_DRIVER)
+            );
+            return Err(EngineError::Device(text));
+        }
         let devices = result::device::get_count().map_err(|e| failed("devices cannot be counted", e))?;
         if devices < 1 {
             return Err(EngineError::Device("CUDA: the driver has no device".to_owned()));
@@ -106,6 +143,7 @@ impl Device {
             graphs: RefCell::default(),
             timer: RefCell::new(Timer::new(stream)),
             name,
+            uuid: result::device::get_uuid(ordinal).ok().map(|uuid| uuid_text(uuid.bytes.map(|b| b as u8))),
             units: u32::try_from(units).ok(),
             image,
         }))
@@ -114,6 +152,11 @@ impl Device {
     /// The device's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The device's identity as NVML and `nvidia-smi` write it, `GPU-...`; `None` when the driver does not say.
+    pub fn uuid(&self) -> Option<&str> {
+        self.uuid.as_deref()
     }
 
     /// Multiprocessors.
@@ -131,12 +174,20 @@ impl Device {
         self.name == EMULATOR
     }
 
+    /// Bytes of memory that are free, and of all.
+    ///
+    /// # Errors
+    /// When the driver does not say.
+    pub fn memory_bytes(&self) -> Result<(usize, usize), EngineError> {
+        result::mem_get_info().map_err(|e| failed("the device does not say what memory is free", e))
+    }
+
     /// Bytes of memory that are free.
     ///
     /// # Errors
     /// When the driver does not say.
     pub fn free_bytes(&self) -> Result<usize, EngineError> {
-        Ok(result::mem_get_info().map_err(|e| failed("the device does not say what memory is free", e))?.0)
+        Ok(self.memory_bytes()?.0)
     }
 
     /// Waits for all work of the stream.
@@ -285,5 +336,15 @@ impl Drop for Buffer {
         let _ = &self.device;
         // SAFETY: allocated by `Device::room`, and by nobody else freed. The driver waits for work that uses it.
         let _ = unsafe { result::free_sync(self.at) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn identities_and_versions_are_written_as_the_driver_writes_them() {
+        let bytes = std::array::from_fn(|i| i as u8 * 17);
+        assert_eq!(super::uuid_text(bytes), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!((super::cuda_version(12_080), super::cuda_version(11_040)), ("12.8".to_owned(), "11.4".to_owned()));
     }
 }

@@ -152,8 +152,8 @@ fn telemetry(report: &Report) -> Figure {
     let Some(t) = report.telemetry.as_ref().filter(|t| !t.time_s.is_empty()) else {
         return Figure::missing(id, title, "Not known: the trace has no telemetry.");
     };
-    let names = ["host load, %", "CPU clock", "device clock", "power", "temperature", "memory"];
-    let columns = [&t.host_load, &t.cpu_mhz, &t.sm_clock_mhz, &t.power_w, &t.temperature_c, &t.memory_bytes];
+    let names = ["host load, %", "CPU clock", "device clock", "power", "temperature", "memory", "throttled, %"];
+    let columns = [&t.host_load, &t.cpu_mhz, &t.sm_clock_mhz, &t.power_w, &t.temperature_c, &t.memory_bytes, &t.throttled];
     // Different units on one strip: each as a share of its own largest value.
     let rows: Vec<(&str, &Vec<Option<f64>>, f64)> = names
         .into_iter()
@@ -172,6 +172,7 @@ fn telemetry(report: &Report) -> Figure {
         svg::heat_map(Frame { label: title, x: "time, s", y: "" }, &grid, (0.0, 1.0), |v| format!("{:.0} % of its largest", v * 100.0));
     let shown = |name: &str, max: f64| match name {
         "host load, %" => format!("host load up to {:.0} %", max * 100.0),
+        "throttled, %" => format!("throttled in up to {:.0} % of a span's samples", max * 100.0),
         "CPU clock" | "device clock" => format!("{name} up to {max:.0} MHz"),
         "power" => format!("power up to {max:.0} W"),
         "temperature" => format!("temperature up to {max:.0} °C"),

@@ -278,10 +278,10 @@ fn the_sampler_fills_the_telemetry_table_and_stops_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t");
     let writer = TraceWriter::create(&path, synth(false).manifest(), &WriterOptions::default()).unwrap();
-    let sampler = HostSampler::start(writer.telemetry(), Duration::from_millis(20)).unwrap();
+    let sampler = HostSampler::start(writer.telemetry(), Duration::from_millis(20), None).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     drop(sampler);
-    let long = HostSampler::start(writer.telemetry(), Duration::from_secs(3600)).unwrap();
+    let long = HostSampler::start(writer.telemetry(), Duration::from_secs(3600), None).unwrap();
     let begin = std::time::Instant::now();
     drop(long);
     assert!(begin.elapsed() < Duration::from_secs(10), "it slept through its end");
