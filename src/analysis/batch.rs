@@ -306,7 +306,7 @@ fn count(source: &dyn RouteSource, plan: &Plan<'_>, passes: &Passes) -> Result<C
 pub fn analyze(input: &Input<'_>, plan: &Plan<'_>, options: &Options) -> Result<Option<Batch>, AnalysisError> {
     // Whatever rows there are otherwise, they are not those of a pass.
     let windows = matches!(input.manifest.window_completeness, WindowCompleteness::Full | WindowCompleteness::AcceptedOnly);
-    let Some(passes) = Passes::new(plan.steps, input.passes)?.filter(|_| windows) else { return Ok(None) };
+    let Some(passes) = Passes::new(plan.steps, input.passes, input.manifest.passes_known)?.filter(|_| windows) else { return Ok(None) };
     plan.limits.check_sums(u64::from(passes.groups).saturating_mul(plan.layers.len() as u64))?;
     let counted = count(input.routes, plan, &passes)?;
     Ok(Some(report(plan, &passes, &counted, options)))

@@ -33,11 +33,12 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// The passes of these steps, of which `ids` are the shared passes; `None` where no two steps share one.
+    /// The passes of these steps, of which `ids` are the shared passes; `None` where no two steps share one. A step without
+    /// one had a pass to itself; where `known` is false that is not certain, and it is not counted.
     ///
     /// # Errors
     /// [`AnalysisError::Steps`] when the numbers of passes break the format's rules.
-    pub fn new(table: &StepTable, ids: &[Option<u32>]) -> Result<Option<Self>, AnalysisError> {
+    pub fn new(table: &StepTable, ids: &[Option<u32>], known: bool) -> Result<Option<Self>, AnalysisError> {
         if ids.iter().all(Option::is_none) {
             return Ok(None);
         }
@@ -59,6 +60,9 @@ impl Passes {
         let mut firsts = Vec::new();
         for run in runs {
             let steps = &table.steps[run.clone()];
+            if !known && ids.get(run.start).copied().flatten().is_none() {
+                continue;
+            }
             if !steps.iter().any(|s| s.is_verify()) {
                 continue;
             }
@@ -138,10 +142,13 @@ mod tests {
         // Requests 5 and 6 meet, 6 and 7 do, 8 and 9 do; one pass has a prompt, one has decode steps only.
         let steps = [(5, 4), (6, 1), (6, 4), (7, 4), (8, 4), (9, 4), (5, 4), (8, 20), (9, 4), (5, 1), (6, 1), (8, 2)];
         let ids = [Some(1), Some(1), Some(3), Some(3), Some(4), Some(4), None, Some(5), Some(5), Some(6), Some(6), Some(7)];
-        let passes = Passes::new(&table(&steps), &ids).unwrap().unwrap();
+        let passes = Passes::new(&table(&steps), &ids, true).unwrap().unwrap();
         let of: Vec<_> = passes.passes.iter().map(|p| (p.steps, p.rows, p.group)).collect();
         assert_eq!(of, [(2, 5, 0), (2, 8, 0), (2, 8, 1), (1, 4, 0), (1, 2, 1)]);
         assert_eq!((passes.with_prefill, passes.groups), (1, 2));
+        // Where it is not known that nobody else was in its pass, step 6 is not counted.
+        let sure = Passes::new(&table(&steps), &ids, false).unwrap().unwrap();
+        assert_eq!((sure.passes.len(), sure.of(6)), (4, None));
         assert_eq!((0..12).map(|at| passes.of(at)).collect::<Vec<_>>()[5..], [Some(2), Some(3), None, None, None, None, Some(4)]);
     }
 
@@ -149,9 +156,9 @@ mod tests {
     fn steps_with_passes_of_their_own_are_no_batches() {
         let steps = table(&[(0, 4), (1, 4)]);
         for ids in [&[][..], &[None, None], &[Some(0), Some(1)]] {
-            assert_eq!(Passes::new(&steps, ids).unwrap(), None);
+            assert_eq!(Passes::new(&steps, ids, true).unwrap(), None);
         }
-        let error = Passes::new(&table(&[(0, 4), (0, 4)]), &[Some(2), Some(2)]).unwrap_err().to_string();
+        let error = Passes::new(&table(&[(0, 4), (0, 4)]), &[Some(2), Some(2)], true).unwrap_err().to_string();
         assert!(error.contains("step 1: request 0 is twice in pass 2"), "{error}");
     }
 }

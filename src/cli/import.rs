@@ -7,6 +7,22 @@ use crate::trace::Manifest;
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use std::path::{Path, PathBuf};
 
+/// Examples, and the options of each format.
+fn long_help() -> String {
+    format!(
+        "Examples:
+  specprof import vllm response.json -o traces/vllm --model-config config.json
+  specprof import npy routed_experts.npz -o traces/npy --layers moe-only --first-dense 1 --experts 64
+  specprof import moe_routes.jsonl -o traces/log --experts 60
+  specprof import expert_distribution_recorder_1.pt -o traces/sglang
+  specprof import nsys profile.sqlite --into traces/sglang
+
+Formats, and the options that they take (any other is refused); docs/import.md says what each of them needs:
+{}",
+        import::flags::table()
+    )
+}
+
 /// Make a trace from what another engine or profiler wrote
 ///
 /// The format is recognised from the file, or named before it. What a file does not say stays unknown and is said to be;
@@ -14,15 +30,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "specprof import [OPTIONS] [FORMAT] INPUT... -o TRACE\n       specprof import [OPTIONS] nsys|kineto PROFILE... --into TRACE",
-    after_long_help = "Examples:
-  specprof import vllm response.json -o traces/vllm --model-config config.json
-  specprof import npy routed_experts.npz -o traces/npy --layers moe-only --first-dense 1 --experts 64
-  specprof import moe_routes.jsonl -o traces/log --experts 60
-  specprof import expert_distribution_recorder_1.pt -o traces/sglang
-  specprof import nsys profile.sqlite --into traces/sglang
-
-Formats: vllm, sglang, llamacpp, npy, router-log, jsonl, torch, trtllm, imatrix, kineto, nsys;
-docs/import.md says what each of them needs"
+    after_long_help = long_help()
 )]
 pub struct Args {
     /// The format, unless the files tell, and the files
@@ -63,9 +71,9 @@ pub struct Args {
     /// Name of the array within a .npz
     #[arg(long, value_name = "NAME", help_heading = "Data")]
     member: Option<String>,
-    /// What an array holds
-    #[arg(long, value_enum, value_name = "KIND", default_value_t = Kind::Routes, help_heading = "Data")]
-    kind: Kind,
+    /// What an array holds [default: routes]
+    #[arg(long, value_enum, value_name = "KIND", help_heading = "Data")]
+    kind: Option<Kind>,
     /// The last axis holds k ids, then k weights as the bits of 32-bit floats
     #[arg(long, help_heading = "Data")]
     packed_weights: bool,
@@ -115,10 +123,10 @@ impl Args {
             experts: self.experts,
             k: self.k,
             axes: self.axes.clone(),
-            kind: match self.kind {
+            kind: self.kind.map(|kind| match kind {
                 Kind::Routes => DataKind::Routes,
                 Kind::Counts => DataKind::Counts,
-            },
+            }),
             member: self.member.clone(),
             packed_weights: self.packed_weights,
             keep_padding: self.keep_padding,

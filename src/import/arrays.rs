@@ -5,7 +5,7 @@ use super::npy::{Header, from_fortran};
 use super::profile::Profile;
 use super::rows::{self, IdArray, Survey};
 use super::zip::Archive;
-use super::{DataKind, Head, ImportError, Importer, LayerAxis, Options, Sink};
+use super::{DataKind, Flag, Head, ImportError, Importer, LayerAxis, Options, Sink, flags};
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use crate::trace::{FinishReason, Phase, StepRoutes};
 use std::fs::File;
@@ -33,14 +33,21 @@ impl Importer for Arrays {
         "NumPy arrays of expert ids (.npy, .npz), axes as in --axes"
     }
 
+    fn takes(&self) -> &'static [Flag] {
+        flags::ARRAYS
+    }
+
     fn sniff(&self, head: &Head) -> bool {
         head.starts_with(b"\x93NUMPY") || head.starts_with(b"PK\x03\x04") && head.extension() == "npz"
     }
 
     fn import(&self, inputs: &[PathBuf], options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
         for path in inputs {
+            if options.kind == Some(DataKind::Counts) {
+                flags::check(path, "an array of counts", flags::ARRAY_COUNTS, options)?;
+            }
             let array = Array::find(path, options)?;
-            if options.kind == DataKind::Counts { counts(&array, options, sink)? } else { routes(&array, options, sink)? }
+            if options.kind == Some(DataKind::Counts) { counts(&array, options, sink)? } else { routes(&array, options, sink)? }
         }
         Ok(())
     }
@@ -62,18 +69,21 @@ impl<'a> Array<'a> {
     fn find(path: &'a Path, options: &Options) -> Result<Self, ImportError> {
         let wrong = |reason: String| ImportError::input(path, reason);
         let head = Head::read(path)?;
+        if options.member.is_some() && !head.starts_with(b"PK") {
+            return Err(wrong("--member names an array of an archive (.npz), and this is one array: leave it out".into()));
+        }
         let (member, header, tokens) = if head.starts_with(b"PK") {
             Self::of_archive(path, options)?
         } else {
             (None, Header::parse(&head.bytes).map_err(wrong)?, Vec::new())
         };
-        let default = match (options.kind, header.shape.len()) {
+        let default = match (options.kind.unwrap_or_default(), header.shape.len()) {
             (DataKind::Counts, 2) => "le",
             (DataKind::Counts, _) => "tle",
             (DataKind::Routes, _) => "tlk",
         };
         let axes: Vec<char> = options.axes.as_deref().unwrap_or(default).chars().collect();
-        let last = if options.kind == DataKind::Counts { 'e' } else { 'k' };
+        let last = if options.kind == Some(DataKind::Counts) { 'e' } else { 'k' };
         let known = |c: &char| ['w', 't', 'l', last].contains(c);
         let distinct = axes.iter().enumerate().all(|(i, c)| !axes.iter().take(i).any(|d| d == c));
         if !axes.iter().all(known) || !distinct || !axes.contains(&'l') || !axes.contains(&last) {
@@ -83,7 +93,7 @@ impl<'a> Array<'a> {
             let names: String = axes.iter().collect();
             return Err(wrong(format!("an array of shape {:?} does not have the axes `{names}`; give --axes (and --kind)", header.shape)));
         }
-        if !header.dtype.is_integer() && options.kind == DataKind::Routes {
+        if !header.dtype.is_integer() && options.kind != Some(DataKind::Counts) {
             return Err(wrong(format!("numbers of type {} are not expert ids; counts need --kind counts", header.dtype.name())));
         }
         let need = header.elements().and_then(|n| n.checked_mul(header.dtype.size()));
@@ -252,6 +262,10 @@ fn routes(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
         found.rows += piece.rows;
         Ok(())
     })?;
+    if found.rows == 0 {
+        let what = format!("an array of shape {:?} has no rows: no token was captured", array.header.shape);
+        return Err(ImportError::empty(array.path, what));
+    }
     if found.real_rows == 0 || found.k == 0 {
         let what = format!("no routes: all {} rows are padding (one id in every place); was the capture silently skipped?", found.rows);
         return Err(ImportError::empty(array.path, what));
@@ -296,6 +310,9 @@ fn begin(array: &Array<'_>, options: &Options, sink: &mut Sink, k: u16, windows:
 
 /// Every entry of the window axis is a verify step; nobody says what was accepted.
 fn emit_windows(array: &Array<'_>, options: &Options, sink: &mut Sink, k: u16, axis: &[u16], routed: &[bool]) -> Result<(), ImportError> {
+    if options.prompt_tokens.is_some() {
+        return Err(array.wrong("--prompt-tokens: an array of verify windows has no prompt; leave it out"));
+    }
     let rows = array.len('t');
     if rows < 2 {
         return Err(array.wrong(format!("windows of {rows} row(s): a verify step has an anchor and at least one draft")));
@@ -342,8 +359,10 @@ fn counts(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
     let mut sums = vec![0u64; layers * experts];
     array.pieces(|piece| {
         for row in 0..piece.rows {
-            for (sum, &n) in sums.iter_mut().zip(piece.row(row)) {
-                *sum += u64::try_from(n).map_err(|_| array.wrong(format!("a count of {n}")))?;
+            for (at, (sum, &n)) in sums.iter_mut().zip(piece.row(row)).enumerate() {
+                let more = u64::try_from(n).ok().and_then(|n| sum.checked_add(n));
+                let place = || format!("entry {} of the layers, expert {}: a count of {n}", at / experts, at % experts);
+                *sum = more.ok_or_else(|| array.wrong(place()))?;
             }
         }
         Ok(())
@@ -355,7 +374,7 @@ fn counts(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
     let axis = options.layer_axis(layers, &LayerAxis::Unsaid, dense).map_err(|e| array.wrong(e))?;
     sink.begin_counts(array.path, "unknown", options.known_k())?;
     for (&number, layer) in axis.iter().zip(sums.chunks(experts.max(1))).filter(|(_, layer)| layer.iter().any(|&n| n > 0)) {
-        sink.counts(number, layer);
+        sink.counts(array.path, number, layer)?;
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ impl CountMatrix {
     /// Adds a matrix of the same shape.
     ///
     /// # Errors
-    /// A sentence, when the shapes differ or it is no matrix.
+    /// A sentence, when the shapes differ, it is no matrix, or a sum is more than 64 bits hold.
     pub fn add(&mut self, shape: &[usize], counts: &[u64]) -> Result<(), String> {
         let [layers, experts] = *shape else { return Err(format!("the shape {shape:?}, not layers x experts")) };
         if self.counts.is_empty() {
@@ -40,8 +40,10 @@ impl CountMatrix {
         if (layers, experts) != (self.layers, self.experts) || counts.len() != self.counts.len() {
             return Err(format!("{layers} layers of {experts} experts, others have {} of {}", self.layers, self.experts));
         }
-        for (sum, n) in self.counts.iter_mut().zip(counts) {
-            *sum = sum.saturating_add(*n);
+        for (at, (sum, n)) in self.counts.iter_mut().zip(counts).enumerate() {
+            *sum = sum.checked_add(*n).ok_or_else(|| {
+                format!("entry {} of the layers, expert {}: the counts add up to more than 64 bits hold", at / experts, at % experts)
+            })?;
         }
         Ok(())
     }
@@ -58,6 +60,10 @@ impl CountMatrix {
         if self.experts > MAX_EXPERTS {
             return Err(wrong(format!("{} experts; at most {MAX_EXPERTS} are supported", self.experts)));
         }
+        let slots = origin.id_space == IdSpace::Physical;
+        if let Some(said) = options.experts.filter(|&e| !slots && usize::from(e) != self.experts) {
+            return Err(wrong(format!("{} experts a layer, --experts says {said}", self.experts)));
+        }
         let of_layer = || self.counts.chunks(self.experts.max(1));
         let dense = of_layer().filter(|layer| layer.iter().all(|&n| n == 0)).count();
         let axis = options.layer_axis(self.layers, &origin.layers, dense > 0).map_err(wrong)?;
@@ -70,7 +76,7 @@ impl CountMatrix {
             sink.warn("layers_not_routed", format!("{n} of {of} layers have counts; the others are dense or were not recorded"));
         }
         for (number, layer) in axis.into_iter().zip(of_layer()).filter(|(_, layer)| layer.iter().any(|&n| n > 0)) {
-            sink.counts(number, layer);
+            sink.counts(path, number, layer)?;
         }
         Ok(())
     }
@@ -84,8 +90,10 @@ mod tests {
     fn matrices_of_one_shape_are_summed() {
         let mut sums = CountMatrix::default();
         sums.add(&[2, 3], &[1, 2, 3, 4, 5, 6]).unwrap();
-        sums.add(&[2, 3], &[1, 1, 1, u64::MAX, 0, 0]).unwrap();
+        sums.add(&[2, 3], &[1, 1, 1, u64::MAX - 4, 0, 0]).unwrap();
         assert_eq!(sums.counts, [2, 3, 4, u64::MAX, 5, 6]);
+        let error = sums.add(&[2, 3], &[0, 0, 0, 1, 0, 0]).unwrap_err();
+        assert!(error.contains("entry 1 of the layers, expert 0"), "{error}");
         assert!(sums.add(&[3, 2], &[0; 6]).unwrap_err().contains("others have 2 of 3"));
         assert!(sums.add(&[6], &[0; 6]).unwrap_err().contains("layers x experts"));
     }

@@ -4,17 +4,16 @@ use super::place::{check_free, place};
 pub use super::source::{Source, step, unknown_tokens};
 use super::{ImportError, Options};
 use crate::trace::expert_set::MAX_EXPERTS;
-use crate::trace::manifest::{DeviceInfo, DrafterInfo, Instrumentation, Manifest, ModelShape, Verification, Warning, WindowCompleteness};
+use crate::trace::manifest::{Manifest, Warning, WindowCompleteness};
 use crate::trace::temporaries::{self, Making};
 use crate::trace::writer::{Ending, WriterOptions};
 use crate::trace::{
-    FORMAT_VERSION, FinishReason, KernelEvent, Module, Probe, RequestEvent, StepEvent, TelemetrySample, TraceError, TraceWriter,
-    manifest_fault,
+    FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, TelemetrySample, TraceError, TraceWriter, manifest_fault,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Events that wait for the trace's writer.
 const QUEUE: usize = 64;
@@ -38,6 +37,7 @@ pub struct Sink {
     writer: Option<TraceWriter>,
     next_step: u32,
     next_request: u32,
+    next_pass: u32,
     emitted: BTreeMap<u32, u32>,
     /// Largest expert id by whether it was the target's, to number experts that nobody counted.
     largest_id: Option<u16>,
@@ -46,9 +46,13 @@ pub struct Sink {
     /// The layers in the order in which they came first, and the place of the next one expected.
     order: Vec<(Module, u16)>,
     turn: usize,
+    /// Steps behind the prompts, by the number of layers in which all of their rows have routes; `None`: in some layer some have.
+    whole_layers: BTreeMap<Option<usize>, u64>,
     left_out: BTreeMap<&'static str, LeftOut>,
     warnings: Vec<Warning>,
     counts: BTreeMap<u16, Vec<u64>>,
+    /// Sum of all of them.
+    counted: u64,
     ending: Ending,
 }
 
@@ -69,15 +73,18 @@ impl Sink {
             writer: None,
             next_step: 0,
             next_request: 0,
+            next_pass: 0,
             emitted: BTreeMap::new(),
             largest_id: None,
             layers: BTreeSet::new(),
             draft_layers: BTreeSet::new(),
             order: Vec::new(),
             turn: 0,
+            whole_layers: BTreeMap::new(),
             left_out: BTreeMap::new(),
             warnings: Vec::new(),
             counts: BTreeMap::new(),
+            counted: 0,
             ending: Ending::Complete,
         })
     }
@@ -100,7 +107,7 @@ impl Sink {
             let reason = format!("{} experts per row of {e}; at most {MAX_EXPERTS} experts are supported", source.k);
             return Err(ImportError::input(path, reason));
         }
-        let facts = self.manifest(source, experts);
+        let facts = source.manifest(&self.options, experts);
         self.create_writer(facts)
     }
 
@@ -110,58 +117,6 @@ impl Sink {
         let options = WriterOptions { force: true, queue: QUEUE, count_waits: false, flush_interval: NEVER, kernels: false };
         self.writer = Some(TraceWriter::create(&self.temporary, facts, &options)?);
         Ok(())
-    }
-
-    /// What a manifest says when only this much is known.
-    pub(super) fn manifest(&self, source: &Source, experts: Option<u16>) -> Manifest {
-        let unknown = || "unknown".to_owned();
-        let config = self.options.model.clone().unwrap_or_default();
-        let moe_layers = config.moe_layers.clone().unwrap_or_default();
-        Manifest {
-            format_version: FORMAT_VERSION.to_string(),
-            written_by: format!("specprof {}", env!("CARGO_PKG_VERSION")),
-            complete: false,
-            incomplete_reason: None,
-            // The run is the import: when the engine ran is not known.
-            started_unix_ns: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX)),
-            ended_unix_ns: None,
-            model: ModelShape {
-                name: source.model_name.clone().or(config.name).unwrap_or_else(unknown),
-                architecture: config.architecture.unwrap_or_else(unknown),
-                identity: None,
-                layers: config.layers.unwrap_or(0),
-                moe_layers,
-                draft_layers: Vec::new(),
-                // Until the end, so that every id may come.
-                experts: experts.unwrap_or(MAX_EXPERTS as u16),
-                experts_known: experts.is_some(),
-                experts_per_token: source.k,
-                shared_experts: config.shared_experts,
-                hidden_size: config.hidden_size,
-                expert_size: config.expert_size,
-                vocab_size: config.vocab_size,
-                quantisation: config.quantisation.unwrap_or_else(unknown),
-                bytes_per_expert: None,
-                bytes_other_per_step: None,
-            },
-            drafter: DrafterInfo { kind: source.drafter.clone(), draft_len: source.draft_len, bytes_per_draft: None, external: None },
-            sampling: source.sampling.clone(),
-            verification: Verification::Unknown,
-            engine: source.engine.clone(),
-            device: DeviceInfo { kind: unknown(), name: source.device.clone().unwrap_or_else(unknown), units: None },
-            window_completeness: source.window_completeness,
-            id_space: self.options.id_space.unwrap_or(source.id_space),
-            token_hash: None,
-            instrumentation: Instrumentation::default(),
-            emulated: false,
-            host_times: source.host_times,
-            acceptance_known: source.acceptance_known,
-            expert_counts: None,
-            router_weights: source.router_weights,
-            text_stored: false,
-            warnings: Vec::new(),
-            tables: BTreeMap::new(),
-        }
     }
 
     /// Starts a trace whose facts are all known already.
@@ -200,6 +155,16 @@ impl Sink {
         self.next_request - 1
     }
 
+    /// The next forward pass's number.
+    ///
+    /// # Errors
+    /// When there are more than numbers.
+    pub fn pass_id(&mut self) -> Result<u32, ImportError> {
+        let number = self.next_pass;
+        self.next_pass = number.checked_add(1).ok_or_else(|| TraceError::Event { what: format!("pass {number}: too many passes") })?;
+        Ok(number)
+    }
+
     /// Adds a step under the next number, which it returns.
     ///
     /// # Errors
@@ -229,6 +194,15 @@ impl Sink {
                 self.turn = self.order.iter().position(|known| *known == (module, layer)).unwrap_or(0);
             }
             self.turn += 1;
+        }
+        if step.phase != Phase::Prefill {
+            let routed: usize = step.routes.blocks.iter().filter(|b| b.module == Module::Target).map(|b| usize::from(b.rows)).sum();
+            let whole = routed.is_multiple_of(step.rows()).then(|| routed / step.rows().max(1));
+            *self.whole_layers.entry(whole).or_default() += 1;
+        }
+        let wrong = |w: &&f32| **w < 0.0 || w.is_infinite();
+        if let Some(weight) = step.routes.weights.iter().find(wrong) {
+            return Err(TraceError::Event { what: format!("step {id}: {weight} is not a gate weight") }.into());
         }
         self.writer()?.step(step)?;
         Ok(id)
@@ -288,13 +262,23 @@ impl Sink {
         self.begin(path, &Source { engine: engine.into(), k: k.unwrap_or(0), window_completeness, ..Source::default() })
     }
 
-    /// Adds how often each expert of a layer was chosen.
-    pub fn counts(&mut self, layer: u16, by_expert: &[u64]) {
+    /// Adds how often each expert of a layer was chosen. `path` is the input that is named when they are too many.
+    ///
+    /// # Errors
+    /// When all counts together are more than 64 bits hold.
+    pub fn counts(&mut self, path: &Path, layer: u16, by_expert: &[u64]) -> Result<(), ImportError> {
         let counts = self.counts.entry(layer).or_default();
         counts.resize(counts.len().max(by_expert.len()), 0);
-        for (sum, n) in counts.iter_mut().zip(by_expert) {
-            *sum = sum.saturating_add(*n);
+        for (expert, (sum, n)) in counts.iter_mut().zip(by_expert).enumerate() {
+            // Whatever is summed of them later fits as well.
+            self.counted = self.counted.checked_add(*n).ok_or_else(|| {
+                let reason =
+                    format!("layer {layer}, expert {expert}: a count of {n}, which with those before it is more than 64 bits hold");
+                ImportError::input(path, reason)
+            })?;
+            *sum += n;
         }
+        Ok(())
     }
 
     /// Says something under every report of the trace; of one code, the first sentence stays.
@@ -357,13 +341,26 @@ impl Sink {
         if model.draft_layers.is_empty() {
             model.draft_layers = draft_seen.into_iter().collect();
         }
-        let highest = model.moe_layers.last().map_or(0, |&last| last + 1);
+        let highest = model.moe_layers.last().map_or(0, |&last| last.saturating_add(1));
         model.layers = model.layers.max(known_layers.unwrap_or(0)).max(highest);
         facts.warnings.extend(warnings);
+        if facts.window_completeness == WindowCompleteness::Full {
+            let layers = facts.model.moe_layers.len();
+            let behind: u64 = self.whole_layers.values().sum();
+            facts.irregular_steps = behind - self.whole_layers.get(&Some(layers)).copied().unwrap_or(0);
+            if facts.irregular_steps > 0 {
+                let message = format!(
+                    "{} of {behind} steps behind the prompts lack routes of some rows or layers: their windows count in no union of those layers",
+                    facts.irregular_steps
+                );
+                replace(&mut facts.warnings, Warning::new("irregular_steps", message));
+            }
+        } else {
+            facts.irregular_steps = 0;
+        }
         if facts.model.experts_per_token == 0 {
-            let message =
-                "how many experts a token has is not known: an `experts_per_token` of 0 stands for that; import with --k or --model-config";
-            facts.warnings.push(Warning::new("experts_per_token_unknown", message));
+            let message = "how many experts a token has is not known; import with --k or --model-config";
+            replace(&mut facts.warnings, Warning::new("experts_per_token_unknown", message));
         }
         // What is written must be read again.
         if let Some(fault) = manifest_fault(facts) {
@@ -375,6 +372,12 @@ impl Sink {
         place(&self.temporary, &self.out)?;
         Ok(manifest)
     }
+}
+
+/// Adds a warning in place of one of its code, which lines that were exported may bring along.
+fn replace(warnings: &mut Vec<Warning>, warning: Warning) {
+    warnings.retain(|other| other.code != warning.code);
+    warnings.push(warning);
 }
 
 impl Drop for Sink {

@@ -73,7 +73,8 @@ impl Bounded {
             return Err(bad(format!("cut off at byte {}", self.at)));
         }
         self.at += n;
-        self.file.seek(SeekFrom::Start(self.at)).map(|_| ())
+        // Within what is buffered already, nothing is read again: arrays have many short elements.
+        self.file.seek_relative(i64::try_from(n).map_err(|_| bad("longer than any file"))?)
     }
 
     fn u32(&mut self) -> io::Result<u32> {

@@ -4,7 +4,7 @@
 //! tokens that were routed to it. The three weights of a layer count the same tokens.
 
 use super::gguf::{Gguf, Value};
-use super::{Head, ImportError, Importer, Options, Sink};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, flags};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,10 @@ impl Importer for Imatrix {
 
     fn about(&self) -> &'static str {
         "llama.cpp importance matrices (GGUF): how often each expert was chosen"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::NUMBERED_COUNTS
     }
 
     fn sniff(&self, head: &Head) -> bool {
@@ -148,12 +152,12 @@ fn finish(
         number("imatrix.chunk_count").zip(number("imatrix.chunk_size")).and_then(|(n, size)| n.checked_mul(size)).filter(|&n| n > 0);
     let sums: Option<Vec<u64>> = layers.values().map(|(_, counts)| counts.iter().try_fold(0u64, |sum, &n| sum.checked_add(n))).collect();
     let found = tokens.zip(sums).and_then(|(tokens, sums)| k_of(tokens, &sums)).filter(|&k| usize::from(k) <= experts);
-    sink.begin_counts(path, "llama.cpp", options.known_k().or(found))?;
+    sink.begin_counts(path, "llama.cpp", options.k_of(found).map_err(wrong)?)?;
     if let Some(facts) = sink.facts_mut() {
         facts.id_space = crate::trace::manifest::IdSpace::Logical;
     }
     for (layer, (_, counts)) in layers {
-        sink.counts(layer, &counts);
+        sink.counts(path, layer, &counts)?;
     }
     Ok(())
 }

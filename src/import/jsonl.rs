@@ -6,13 +6,14 @@ use super::jsonl_cut::cut_routes;
 use super::jsonl_header::manifest;
 use super::jsonl_line::{KernelLine, RequestKey, RequestLine, StepLine, kind_at_begin};
 use super::jsonl_routes;
+use super::jsonl_rules::{self, Rules};
 use super::jsonl_table::Table;
-use super::{Head, ImportError, Importer, Options, Sink};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, flags};
 use crate::trace::event::UNKNOWN_CONTEXT;
 use crate::trace::{FinishReason, KernelEvent, Manifest, Phase, RequestEvent, TelemetrySample, TraceError};
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The value of `format`.
@@ -33,6 +34,10 @@ impl Importer for JsonLines {
 
     fn about(&self) -> &'static str {
         "the line format of docs/jsonl.md, which any engine can emit"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::LINES
     }
 
     fn sniff(&self, head: &Head) -> bool {
@@ -64,6 +69,8 @@ struct File<'a> {
     facts: Manifest,
     /// Requests with steps and without their own line.
     open: BTreeMap<u32, Open>,
+    /// Requests whose own line was there.
+    ended: BTreeSet<u32>,
     names: BTreeMap<String, u32>,
     numbered: bool,
     last_step: Option<u32>,
@@ -72,6 +79,7 @@ struct File<'a> {
     /// Operations of the last step that has any.
     kernels: Option<(u32, Vec<KernelEvent>)>,
     text: bool,
+    rules: Rules,
     number: u64,
 }
 
@@ -88,19 +96,21 @@ impl<'a> File<'a> {
             Some(FORMAT) => {}
             other => return Err(wrong(format!("format {other:?} is not known here; {FORMAT} is"))),
         }
-        let facts = manifest(&header, options, sink).map_err(wrong)?;
+        let facts = manifest(&header, options).map_err(wrong)?;
         let file = Self {
             path,
             options,
             sink,
             facts,
             open: BTreeMap::new(),
+            ended: BTreeSet::new(),
             names: BTreeMap::new(),
             numbered: false,
             last_step: None,
             steps: Vec::new(),
             kernels: None,
             text: false,
+            rules: Rules::default(),
             number: 0,
         };
         file.with_columns(&header)
@@ -193,9 +203,8 @@ impl<'a> File<'a> {
             time_ns: Option<i64>,
         }
         let time: Time = self.parse("telemetry", text)?;
-        if time.time_ns.is_none() {
-            return Err(self.wrong("telemetry: `time_ns` is missing"));
-        }
+        let time_ns = time.time_ns.ok_or_else(|| self.wrong("telemetry: `time_ns` is missing"))?;
+        self.rules.telemetry(time_ns).map_err(|e| self.wrong(format!("telemetry: {e}")))?;
         let sample: TelemetrySample = self.parse("telemetry", text)?;
         self.sink.telemetry(sample)
     }
@@ -204,9 +213,9 @@ impl<'a> File<'a> {
     fn kernel(&mut self, line: KernelLine<'_>) -> Result<(), ImportError> {
         let step_id = line.step_id;
         let event = line.event().map_err(|e| self.wrong(format!("kernel: {e}")))?;
-        if event.end_ns < event.begin_ns {
-            return Err(self.wrong("kernel: it ends before it begins"));
-        }
+        // A header that does not say how many layers there are is completed by those that have a router.
+        let layers = self.facts.model.moe_layers.last().map_or(0, |&last| last.saturating_add(1)).max(self.facts.model.layers);
+        jsonl_rules::kernel(&event, layers).map_err(|e| self.wrong(format!("kernel: {e}")))?;
         let at = self.steps.partition_point(|&(first, _)| first <= step_id);
         if at.checked_sub(1).and_then(|at| self.steps.get(at)).is_none_or(|&(_, last)| step_id > last) {
             return Err(self.wrong(format!("kernel: there is no step {step_id} before it; operations stand after their step")));
@@ -273,8 +282,13 @@ impl<'a> File<'a> {
         }
         let routes = jsonl_routes::routes(&mut line, &self.facts).map_err(|e| self.wrong(e))?;
         let request = self.request_id(line.request_id)?;
+        if self.ended.contains(&request) {
+            return Err(self.wrong(format!("a step of request {request}, whose own line stands before it; it comes after the last step")));
+        }
         let open = self.open.entry(request).or_default();
-        let emitted = line.emitted.unwrap_or_default();
+        // A step behind the prompt has emitted its accepted drafts and one more, also where nobody said which tokens they are.
+        let unsaid = if phase == Phase::Prefill { 0 } else { usize::from(accepted) + 1 };
+        let emitted = line.emitted.unwrap_or_else(|| events::unknown_tokens(unsaid));
         let kept = if phase == Phase::Prefill { u32::try_from(rows).unwrap_or(u32::MAX) } else { u32::from(accepted) + 1 };
         let context_len = line.context_len.unwrap_or(open.context);
         if context_len != UNKNOWN_CONTEXT {
@@ -316,6 +330,7 @@ impl<'a> File<'a> {
             (step.host_begin_ns, step.host_end_ns) = (begin, end);
             (step.draft_host_ns, step.target_host_ns) = (line.draft_ns.unwrap_or(0), line.target_ns.unwrap_or(0));
         }
+        self.rules.step(&step).map_err(|e| self.wrong(e))?;
         self.sink.step_with_id(step).map_err(|error| match error {
             ImportError::Trace(TraceError::Event { what }) => self.wrong(what),
             other => other,
@@ -325,6 +340,9 @@ impl<'a> File<'a> {
 
     fn request(&mut self, line: RequestLine) -> Result<(), ImportError> {
         let request_id = self.request_id(line.request_id)?;
+        if !self.ended.insert(request_id) {
+            return Err(self.wrong(format!("request {request_id} has a line already")));
+        }
         let open = self.open.remove(&request_id).unwrap_or_default();
         let finish_reason = match line.finish_reason.as_deref() {
             None => FinishReason::Length,
@@ -338,12 +356,14 @@ impl<'a> File<'a> {
             Some(value @ (Value::Object(_) | Value::Array(_))) => value.to_string(),
             Some(_) => return Err(self.wrong("`tags` is neither an object nor a list")),
         };
+        let generated_tokens = line.generated_tokens.unwrap_or(open.emitted);
+        jsonl_rules::request(&tags, generated_tokens, open.emitted).map_err(|e| self.wrong(e))?;
         self.text |= line.prompt_text.is_some() || line.output_text.is_some();
         self.sink.request(RequestEvent {
             request_id,
             id: line.id.or(open.name).unwrap_or_default(),
             prompt_tokens: line.prompt_tokens.unwrap_or(open.prompt),
-            generated_tokens: line.generated_tokens.unwrap_or(open.emitted),
+            generated_tokens,
             finish_reason,
             tags,
             prompt_text: line.prompt_text,

@@ -1,6 +1,6 @@
 //! The header of `specprof.jsonl/1` as a manifest.
 
-use super::{Options, Sink, Source};
+use super::{Options, Source};
 use crate::trace::Manifest;
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use serde_json::{Map, Value};
@@ -13,13 +13,15 @@ const OWN: [&str; 5] = ["type", "format", "format_version", "tables", "token_has
 ///
 /// # Errors
 /// A sentence naming the key.
-pub fn manifest(header: &Value, options: &Options, sink: &Sink) -> Result<Manifest, String> {
+pub fn manifest(header: &Value, options: &Options) -> Result<Manifest, String> {
     let source = Source { window_completeness: WindowCompleteness::Full, id_space: IdSpace::Logical, ..Source::default() };
-    let base = serde_json::to_value(sink.manifest(&source, options.known_experts())).map_err(|e| e.to_string())?;
+    let base = serde_json::to_value(source.manifest(options, options.known_experts())).map_err(|e| e.to_string())?;
     let (Value::Object(mut base), Some(header)) = (base, header.as_object()) else { return Err("the header is not an object".into()) };
     let model = header.get("model").and_then(Value::as_object).ok_or("the header has no `model`")?;
+    // Counts alone may be of nobody knows how many rows.
+    let counts = header.get("window_completeness").and_then(Value::as_str) == Some("counts");
     for key in ["experts", "experts_per_token", "moe_layers"] {
-        if model.get(key).is_none_or(Value::is_null) {
+        if model.get(key).is_none_or(Value::is_null) && !(counts && key == "experts_per_token") {
             return Err(format!("the header's `model` has no `{key}`"));
         }
     }
@@ -31,7 +33,7 @@ pub fn manifest(header: &Value, options: &Options, sink: &Sink) -> Result<Manife
     }
     let mut facts: Manifest = serde_json::from_value(Value::Object(base)).map_err(|e| format!("header: {e}"))?;
     let model = &facts.model;
-    if model.experts_per_token == 0 || model.experts_per_token > model.experts || model.experts == u16::MAX {
+    if model.experts_per_token == 0 && !counts || model.experts_per_token > model.experts || model.experts == u16::MAX {
         return Err(format!("the header's model has {} experts per token of {}", model.experts_per_token, model.experts));
     }
     if !model.moe_layers.is_sorted_by(|a, b| a < b) || model.moe_layers.last() == Some(&u16::MAX) {

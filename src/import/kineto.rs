@@ -6,7 +6,7 @@
 use super::kineto_number::{nanoseconds, number};
 use super::loose_json::{Loose, Stop};
 use super::timeline::{DeviceEvent, Launch, Span, Timeline, lane};
-use super::{Head, ImportError, Importer, Options, Sink, input, profile_import};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, flags, input, profile_import};
 use std::collections::HashMap;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,10 @@ impl Importer for Kineto {
 
     fn about(&self) -> &'static str {
         "PyTorch profiler traces (.json, .json.gz): kernels with times; --into TRACE ties them to a trace's steps"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::PROFILE
     }
 
     fn sniff(&self, head: &Head) -> bool {

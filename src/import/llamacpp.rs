@@ -7,10 +7,9 @@ use super::events::{self, Source};
 use super::llamacpp_read::{self as read, Block, Meta, Place};
 use super::rows::{self, IdArray, Survey};
 use super::strides::Strides;
-use super::{Head, ImportError, Importer, Options, Sink, vllm};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, flags, vllm};
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use crate::trace::{FinishReason, Phase, StepEvent, StepRoutes};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Rows of one step.
@@ -77,6 +76,10 @@ impl Importer for LlamaCpp {
         "expert traces of llama.cpp's forks, seven encodings"
     }
 
+    fn takes(&self) -> &'static [Flag] {
+        flags::TRACE
+    }
+
     fn sniff(&self, head: &Head) -> bool {
         Variant::of(head).is_some()
     }
@@ -90,7 +93,13 @@ impl Importer for LlamaCpp {
                     let nothing = "no routing in this file: llama.cpp's responses do not have any";
                     vllm::responses(std::slice::from_ref(path), "llama.cpp", nothing, options, sink)?;
                 }
-                variant => Trace::new(path, variant, options, sink).import()?,
+                variant => {
+                    if matches!(variant, Variant::B | Variant::D | Variant::E | Variant::F) {
+                        let told: Vec<_> = flags::TRACE.iter().copied().filter(|&flag| flag != Flag::PromptTokens).collect();
+                        flags::check(path, "a trace that tells its prompts itself", &told, options)?;
+                    }
+                    Trace::new(path, variant, options, sink).import()?;
+                }
             }
         }
         Ok(())
@@ -119,7 +128,8 @@ struct Trace<'a> {
     request: Option<u32>,
     /// User's and query's name of the request that is open (E).
     name: String,
-    layers: BTreeSet<u16>,
+    /// Layers of a pass, in its order.
+    order: Vec<u16>,
     /// Rows of the request so far.
     at: usize,
     prompt_rows: usize,
@@ -140,7 +150,7 @@ impl<'a> Trace<'a> {
             k: 0,
             request: None,
             name: String::new(),
-            layers: BTreeSet::new(),
+            order: Vec::new(),
             at: 0,
             prompt_rows: 0,
             decoding: false,
@@ -166,11 +176,18 @@ impl<'a> Trace<'a> {
             // A pass goes through the layers upwards, each once; a table of single rows builds a layer up row by row.
             let again = pass.blocks.iter().any(|b| b.layer == block.layer) || pass.blocks.last().is_some_and(|b| block.layer < b.layer);
             if again || pass.blocks.last().is_some_and(|b| b.place != block.place) {
-                self.end_pass(std::mem::take(&mut pass))?;
+                let before = std::mem::take(&mut pass);
+                self.same_layers(&before, &reader.place())?;
+                self.end_pass(before)?;
             }
             pass.blocks.push(block);
         }
-        self.end_pass(pass)?;
+        if self.whole() && pass.blocks.len() < self.order.len() && pass.blocks.iter().zip(&self.order).all(|(b, l)| b.layer == *l) {
+            self.sink.leave_out("last_pass_cut", pass.rows() as u64, "left out: the last pass ends before its last layer");
+        } else {
+            self.same_layers(&pass, "the end")?;
+            self.end_pass(pass)?;
+        }
         self.end_request()?;
         if !self.sink.has_begun() {
             return Err(ImportError::empty(self.path, "no routes in this trace"));
@@ -205,6 +222,30 @@ impl<'a> Trace<'a> {
     /// Whether the encoding says which rows were computed together.
     fn whole(&self) -> bool {
         matches!(self.variant, Variant::C | Variant::F | Variant::G)
+    }
+
+    /// Refuses a pass that has other layers than the first: records are missing, doubled or out of order, and whose rows follow
+    /// nobody can say. Of encodings without passes, layers come as they are.
+    fn same_layers(&mut self, pass: &Pass, end: &str) -> Result<(), ImportError> {
+        let layers = || pass.blocks.iter().map(|b| b.layer);
+        if !self.whole() || pass.blocks.is_empty() {
+            return Ok(());
+        }
+        if self.order.is_empty() {
+            self.order = layers().collect();
+        }
+        if layers().eq(self.order.iter().copied()) {
+            return Ok(());
+        }
+        let list = |layers: &[u16]| {
+            let shown: Vec<String> = layers.iter().take(8).map(u16::to_string).collect();
+            format!("{}{}", shown.join(", "), if layers.len() > 8 { ", ..." } else { "" })
+        };
+        Err(self.wrong(format!(
+            "the pass before {end} has the layers {}, the first pass {}: a record is missing, doubled or out of order",
+            list(&layers().collect::<Vec<_>>()),
+            list(&self.order)
+        )))
     }
 
     /// What a pass of so many rows was.
@@ -295,8 +336,7 @@ impl<'a> Trace<'a> {
     }
 
     fn begin(&mut self, pass: &Pass) -> Result<(), ImportError> {
-        self.layers.extend(pass.blocks.iter().map(|b| b.layer));
-        let experts = self.options.known_experts().or(self.meta.experts);
+        let experts = self.options.experts_of(self.meta.experts).map_err(|e| self.wrong(e))?;
         let limit = experts.map_or(crate::trace::expert_set::MAX_EXPERTS as i32, i32::from);
         if let Some(id) = pass.blocks.iter().flat_map(|b| &b.ids).find(|&&id| id >= limit) {
             return Err(self.wrong(format!("an id is {id}, beyond {limit} experts")));
@@ -306,9 +346,14 @@ impl<'a> Trace<'a> {
         }
         if self.sink.has_begun() {
             self.k = self.sink.facts_mut().map_or(0, |f| usize::from(f.model.experts_per_token));
-            return Ok(());
+            return match pass.blocks.iter().find(|b| b.k != self.k) {
+                Some(other) => {
+                    Err(self.wrong(format!("rows of {} experts in layer {}, those before have {}", other.k, other.layer, self.k)))
+                }
+                None => Ok(()),
+            };
         }
-        self.k = self.options.known_k().map_or_else(|| pass.blocks.first().map_or(0, |b| b.k), usize::from);
+        self.k = pass.blocks.first().map_or(0, |b| b.k);
         let source = Source {
             engine: "llama.cpp".into(),
             model_name: self.meta.model.clone(),

@@ -94,8 +94,10 @@ pub struct Reader<'a> {
     offset: u64,
     done: bool,
     number: u64,
-    /// Most experts of a token so far (D).
+    /// Experts of a token (D): those of the first that another one follows, or all there are so far.
     ranks: usize,
+    /// The rank of the line before (D).
+    rank: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -132,6 +134,7 @@ impl<'a> Reader<'a> {
             done: false,
             number: 0,
             ranks: 0,
+            rank: None,
         };
         match variant {
             Variant::C | Variant::F => reader.binary = Some(input::open(path)?),
@@ -151,9 +154,13 @@ impl<'a> Reader<'a> {
         Ok(reader)
     }
 
+    /// The line or byte that was read last.
+    pub fn place(&self) -> String {
+        if self.binary.is_some() { format!("byte {}", self.offset) } else { format!("line {}", self.number) }
+    }
+
     fn wrong(&self, reason: impl std::fmt::Display) -> ImportError {
-        let place = if self.binary.is_some() { format!("byte {}", self.offset) } else { format!("line {}", self.number) };
-        ImportError::input(self.path, format!("{place}: {reason}"))
+        ImportError::input(self.path, format!("{}: {reason}", self.place()))
     }
 
     /// The next block; `None` at the end.
@@ -269,6 +276,10 @@ impl<'a> Reader<'a> {
             }
         }
         let Some(mut block) = open else { return Ok(None) };
+        if let (Variant::D, 0, Some(last)) = (self.variant, self.ranks, self.rank) {
+            // The whole table is one token.
+            self.ranks = last + 1;
+        }
         if matches!(self.variant, Variant::A | Variant::D) {
             // One line an expert: only now it is known how many rows they are.
             block.k = self.width(&block);
@@ -284,17 +295,33 @@ impl<'a> Reader<'a> {
         Ok(Some(block))
     }
 
-    /// Experts of a row. Of the encodings with one line an expert, the option or the ranks so far say it.
+    /// Experts of a row. Of the encodings with one line an expert, the option (A) or the ranks (D) say it.
     fn width(&self, block: &Block) -> usize {
         match self.variant {
             Variant::A => self.k.unwrap_or(1),
-            Variant::D => self.k.unwrap_or(self.ranks).max(1),
+            Variant::D => self.ranks.max(1),
             _ => block.k,
         }
     }
 }
 
 impl Reader<'_> {
+    /// Takes the rank of a line (D): a token has the ranks from 0 on, and every token as many.
+    fn next_rank(&mut self, rank: usize) -> Result<(), ImportError> {
+        match self.rank.replace(rank) {
+            // The first token to end says how many there are.
+            Some(last) if rank == 0 && self.ranks == 0 => self.ranks = last + 1,
+            Some(last) if rank == 0 && last + 1 != self.ranks => {
+                return Err(self.wrong(format!("the token before has {} experts, those before it {}", last + 1, self.ranks)));
+            }
+            None if rank == 0 => {}
+            Some(last) if rank == last + 1 || rank == 0 => {}
+            Some(last) => return Err(self.wrong(format!("rank {rank} after rank {last}"))),
+            None => return Err(self.wrong(format!("the first rank is {rank}, not 0"))),
+        }
+        Ok(())
+    }
+
     /// One line of A, B, D or E as a block of one row (of A and D: of one expert).
     fn row(&mut self, text: &str) -> Result<Block, ImportError> {
         let columns: Vec<&str> = text.split(',').map(str::trim).collect();
@@ -319,7 +346,7 @@ impl Reader<'_> {
                     other => return Err(self.wrong(format!("`{}` is not a phase", other.escape_debug()))),
                 };
                 let block = self.block(number(layer)?, 1, 1, ids(&[id])?, place)?;
-                self.ranks = self.ranks.max(rank + 1);
+                self.next_rank(rank)?;
                 Ok(block)
             }
             (Variant::E, [user, query, layer, position, rest @ ..]) if !rest.is_empty() => {

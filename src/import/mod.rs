@@ -11,6 +11,7 @@ mod bare;
 mod count_matrix;
 mod error;
 pub mod events;
+pub mod flags;
 mod follow;
 mod gguf;
 mod imatrix;
@@ -21,6 +22,7 @@ mod jsonl_cut;
 mod jsonl_header;
 mod jsonl_line;
 mod jsonl_routes;
+mod jsonl_rules;
 mod jsonl_table;
 mod kineto;
 mod kineto_number;
@@ -32,6 +34,7 @@ pub mod npy;
 mod nsys;
 mod nsys_export;
 mod options;
+mod pass_queue;
 mod pickle;
 mod pickle_machine;
 mod pickle_opcode;
@@ -64,6 +67,7 @@ pub mod zip;
 
 pub use error::ImportError;
 pub use events::{Sink, Source};
+pub use flags::Flag;
 pub use model::ForeignModel;
 pub use options::{DataKind, LayerAxis, Options};
 pub use sniff::{Head, sniff};
@@ -81,6 +85,9 @@ pub trait Importer: Sync {
 
     /// Whether a file that begins like this is of the family. Two importers that both say so are an ambiguity.
     fn sniff(&self, head: &Head) -> bool;
+
+    /// The options that it uses; any other is refused. Where only some of its files use one, the importer refuses it of the others.
+    fn takes(&self) -> &'static [Flag];
 
     /// Whether what it reads can be added to a trace that is there ([`Options::into`]).
     fn adds(&self) -> bool {
@@ -126,6 +133,9 @@ pub fn import(importer: &dyn Importer, inputs: &[PathBuf], out: &Path, options: 
         let adding: Vec<_> = importers().iter().filter(|i| i.adds()).map(|i| i.name()).collect();
         let reason = format!("--into adds the kernels of a profile ({}), {} has none", adding.join(", "), importer.name());
         return Err(ImportError::input(trace, reason));
+    }
+    if let Some(path) = inputs.first() {
+        flags::check(path, importer.name(), importer.takes(), options)?;
     }
     let mut sink = Sink::create(out, options)?;
     importer.import(inputs, options, &mut sink).map_err(|error| match (error, inputs.first()) {

@@ -5,7 +5,7 @@
 
 use super::nsys_export::Export;
 use super::timeline::{DeviceEvent, Launch, Span, Timeline};
-use super::{Head, ImportError, Importer, Options, Sink, annotation, profile_import};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, annotation, flags, profile_import};
 use crate::trace::foreign::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -27,6 +27,10 @@ impl Importer for Nsys {
 
     fn adds(&self) -> bool {
         true
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::PROFILE
     }
 
     fn sniff(&self, head: &Head) -> bool {
@@ -178,7 +182,7 @@ impl Reading<'_> {
             else {
                 return Ok(());
             };
-            let (Some(begin), Some(end)) = (start.int(), end.int()) else { return Err("a kernel without start or end".into()) };
+            let event = event([start, end, device, stream, correlation, process], base).ok_or("a kernel without start or end")?;
             let name = demangled.int().or(short.int()).unwrap_or(-1);
             let next = u32::try_from(ids.len()).unwrap_or(u32::MAX);
             let name = *ids.entry(name).or_insert(next);
@@ -189,18 +193,13 @@ impl Reading<'_> {
             };
             timeline.check()?;
             timeline.kernels.push(DeviceEvent {
-                begin: begin.saturating_add(base),
-                end: end.saturating_add(base),
                 name,
-                process: process_of(process),
-                correlation: correlation.int().and_then(|n| u64::try_from(n).ok()),
-                device: small(device).unwrap_or(0),
-                stream: small(stream),
                 graph_node: node.int().and_then(|n| u64::try_from(n).ok()).filter(|&n| n != 0),
                 grid: sizes(gx, gy, gz),
                 block: sizes(bx, by, bz),
                 registers: small(registers),
                 shared,
+                ..event
             });
             Ok(())
         })?;
@@ -224,18 +223,9 @@ impl Reading<'_> {
         let name = timeline.intern("graph")?;
         self.export.rows(table, &["start", "end", "deviceId", "streamId", "correlationId", "globalPid"], |row| {
             let &[start, end, device, stream, correlation, process] = row else { return Ok(()) };
-            let (Some(begin), Some(end)) = (start.int(), end.int()) else { return Err("a graph without start or end".into()) };
+            let event = event([start, end, device, stream, correlation, process], base).ok_or("a graph without start or end")?;
             timeline.check()?;
-            timeline.graphs.push(DeviceEvent {
-                begin: begin.saturating_add(base),
-                end: end.saturating_add(base),
-                name,
-                process: process_of(process),
-                correlation: correlation.int().and_then(|n| u64::try_from(n).ok()),
-                device: small(device).unwrap_or(0),
-                stream: small(stream),
-                ..DeviceEvent::default()
-            });
+            timeline.graphs.push(DeviceEvent { name, ..event });
             Ok(())
         })
     }
@@ -346,6 +336,19 @@ impl Reading<'_> {
 /// Whether a range's text names a pass, a draft or a module.
 fn is_wanted(text: &str) -> bool {
     annotation::step(text).is_some() || annotation::module(text).is_some() || matches!(text, "draft" | "draft_extend")
+}
+
+/// What kernels and graphs have in common: begin, end, device, stream, correlation and process. `None` without a begin or an end.
+fn event([start, end, device, stream, correlation, process]: [Cell<'_>; 6], base: i64) -> Option<DeviceEvent> {
+    Some(DeviceEvent {
+        begin: start.int()?.saturating_add(base),
+        end: end.int()?.saturating_add(base),
+        process: process_of(process),
+        correlation: correlation.int().and_then(|n| u64::try_from(n).ok()),
+        device: small(device).unwrap_or(0),
+        stream: small(stream),
+        ..DeviceEvent::default()
+    })
 }
 
 /// The process of a `globalTid` or `globalPid`.

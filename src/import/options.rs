@@ -1,6 +1,7 @@
 //! What the user says about a file that the file does not say itself.
 
 use super::ForeignModel;
+use crate::trace::MAX_LAYERS;
 use crate::trace::manifest::IdSpace;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -35,6 +36,7 @@ impl FromStr for LayerAxis {
         if !text.contains(['-', ',']) {
             return match number(text)? {
                 0 => Err("a model has at least one layer".into()),
+                n if n > MAX_LAYERS => Err(format!("{n} layers; at most {MAX_LAYERS} are supported")),
                 n => Ok(Self::Count(n)),
             };
         }
@@ -46,6 +48,9 @@ impl FromStr for LayerAxis {
             };
             if first > last || layers.last().is_some_and(|&before| before >= first) {
                 return Err(format!("`{text}`: layer numbers must ascend"));
+            }
+            if last >= MAX_LAYERS {
+                return Err(format!("layer {last}; numbers up to {} are supported", MAX_LAYERS - 1));
             }
             layers.extend(first..=last);
         }
@@ -80,8 +85,8 @@ pub struct Options {
     pub k: Option<u16>,
     /// Axes of an array, one letter each: `w` windows, `t` tokens or rows, `l` layers, `k` experts, `e` counts by expert.
     pub axes: Option<String>,
-    /// What an array holds.
-    pub kind: DataKind,
+    /// What an array holds; ids, unless it is said.
+    pub kind: Option<DataKind>,
     /// The last axis holds k ids, then the bits of k weights as 32-bit floats.
     pub packed_weights: bool,
     /// Keep rows that look like padding or warm-up.
@@ -109,6 +114,32 @@ impl Options {
     /// Experts per token, likewise.
     pub fn known_k(&self) -> Option<u16> {
         self.k.or_else(|| self.model.as_ref()?.k)
+    }
+
+    /// Routed experts per layer of a file that says so itself, or may.
+    ///
+    /// # Errors
+    /// A sentence naming both numbers, when the user or the model's configuration says another one.
+    pub fn experts_of(&self, file: Option<u16>) -> Result<Option<u16>, String> {
+        match (file, self.known_experts()) {
+            (Some(found), Some(known)) if found != known => {
+                Err(format!("{found} experts a layer, --experts or the model's configuration says {known}"))
+            }
+            (found, known) => Ok(found.or(known)),
+        }
+    }
+
+    /// Experts per token, likewise.
+    ///
+    /// # Errors
+    /// As [`Options::experts_of`].
+    pub fn k_of(&self, file: Option<u16>) -> Result<Option<u16>, String> {
+        match (file, self.known_k()) {
+            (Some(found), Some(known)) if found != known => {
+                Err(format!("{found} experts a token, --k or the model's configuration says {known}"))
+            }
+            (found, known) => Ok(found.or(known)),
+        }
     }
 
     /// Number of hidden layers, likewise.
@@ -139,7 +170,7 @@ impl Options {
                 _ => Ok((0..found).collect()),
             },
             LayerAxis::MoeOnly => match (self.first_dense, config.and_then(|c| c.moe_layers.as_deref())) {
-                (Some(first), _) => match first.checked_add(found) {
+                (Some(first), _) => match first.checked_add(found).filter(|&end| end <= MAX_LAYERS) {
                     Some(end) => Ok((first..end).collect()),
                     None => Err(format!("--first-dense {first} leaves no room for {found} layers")),
                 },
@@ -176,7 +207,7 @@ mod tests {
         assert_eq!(parse("61"), Ok(LayerAxis::Count(61)));
         assert_eq!(parse("3-5"), Ok(LayerAxis::List(vec![3, 4, 5])));
         assert_eq!(parse("1,3,5-6"), Ok(LayerAxis::List(vec![1, 3, 5, 6])));
-        for bad in ["", "0", "x", "5-3", "3,3", "1,0", "70000", "1-2-3"] {
+        for bad in ["4097", "65530-65535", "4096-4096", "", "0", "x", "5-3", "3,3", "1,0", "70000", "1-2-3"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -4,7 +4,7 @@ use super::events::{self, Source};
 use super::profile_passes::{Pass, Passes, Placed, passes};
 use super::recorder::name_of;
 use super::timeline::Timeline;
-use super::{ImportError, Options, Sink};
+use super::{ImportError, Options, Sink, flags};
 use crate::trace::manifest::{BATCHED_PASSES, Manifest};
 use crate::trace::{Component, FinishReason, KernelEvent, Module, Phase, RequestEvent, StepEvent, StepRoutes, Steps, Trace, step_routes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +24,9 @@ pub fn import(inputs: &[PathBuf], profiler: &str, timeline: Timeline, options: &
             (n, _) => format!("kernels missing for {n} graph launches: record the nodes of graphs (nsys --cuda-graph-trace=node)"),
         };
         return Err(ImportError::empty(path, what));
+    }
+    if let (Some(_), Some(path)) = (&options.into, inputs.first()) {
+        flags::check(path, "a profile that is added to a trace", flags::ADDED_PROFILE, options)?;
     }
     let trace = options.into.as_deref().map(Trace::open).transpose()?;
     let routed = match &trace {

@@ -8,7 +8,7 @@ use super::pickle::{Tensor, Value};
 use super::recorder_pass::Pass;
 use super::recorder_passes::Passes;
 use super::torch::{self, TorchFile};
-use super::{Head, ImportError, Importer, LayerAxis, Options, Sink};
+use super::{Flag, Head, ImportError, Importer, LayerAxis, Options, Sink, flags};
 use crate::trace::manifest::IdSpace;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -24,6 +24,10 @@ impl Importer for Recorder {
 
     fn about(&self) -> &'static str {
         "dumps of SGLang's expert distribution recorder (.pt): per_token with whole verify windows, per_pass, stat"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::PASSES
     }
 
     fn sniff(&self, head: &Head) -> bool {
@@ -78,6 +82,7 @@ fn dump(path: &Path, seen: &mut Seen, options: &Options, sink: &mut Sink) -> Res
         return Err(file.wrong("a record stands twice in it, or is none"));
     }
     let map = Placement::of(&mut file, root, options)?;
+    map.check(options).map_err(|e| file.wrong(e))?;
     let per_token = records.iter().any(|&r| file.pickle().get(r, "topk_ids_of_layer").is_some());
     if !seen.0.insert(fingerprint(&mut file, &records, per_token)?) {
         sink.warn("ranks_alike", format!("{}: left out, another rank has recorded the same passes", name_of(path)));
@@ -144,6 +149,17 @@ impl Placement {
         if self.mapped { self.logical.iter().flatten().max().map(|id| id.saturating_add(1)) } else { self.slots() }
     }
 
+    /// Compares the number of experts with what the user says: the experts that are placed, of whatever number of slots.
+    fn check(&self, options: &Options) -> Result<(), String> {
+        let placed = self.logical.iter().flatten().max().map(|id| id.saturating_add(1));
+        match (placed, options.experts) {
+            (Some(placed), Some(said)) if placed != said => {
+                Err(format!("{placed} experts are placed by last_physical_to_logical_map, --experts says {said}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What ids mean after [`Placement::map`].
     pub fn id_space(&self) -> IdSpace {
         if self.identity || self.mapped { IdSpace::Logical } else { IdSpace::Physical }
@@ -159,8 +175,8 @@ impl Placement {
     }
 
     /// Adds up the slots of each expert, when that was asked for.
-    fn sum_up(&self, matrix: &mut CountMatrix) {
-        let Some(experts) = self.experts().map(usize::from).filter(|_| self.mapped) else { return };
+    fn sum_up(&self, matrix: &mut CountMatrix) -> Result<(), String> {
+        let Some(experts) = self.experts().map(usize::from).filter(|_| self.mapped) else { return Ok(()) };
         let mut sums = vec![0u64; matrix.layers * experts];
         for (layer, row) in matrix.counts.chunks(matrix.experts.max(1)).enumerate() {
             let mut ids: Vec<i32> = (0..row.len()).map(|slot| i32::try_from(slot).unwrap_or(i32::MAX)).collect();
@@ -168,11 +184,14 @@ impl Placement {
             for (id, n) in ids.iter().zip(row) {
                 let at = usize::try_from(*id).ok().filter(|&id| id < experts).map(|id| layer * experts + id);
                 if let Some(sum) = at.and_then(|at| sums.get_mut(at)) {
-                    *sum = sum.saturating_add(*n);
+                    *sum = sum.checked_add(*n).ok_or_else(|| {
+                        format!("entry {layer} of the layers, expert {id}: the counts of its slots add up to more than 64 bits hold")
+                    })?;
                 }
             }
         }
         (matrix.experts, matrix.counts) = (experts, sums);
+        Ok(())
     }
 
     /// Says what the ids are.
@@ -216,6 +235,7 @@ fn passes(
     options: &Options,
     sink: &mut Sink,
 ) -> Result<(), ImportError> {
+    flags::check(path, "counts by pass", flags::COUNTS, options)?;
     let mut sums = CountMatrix::default();
     for (number, &record) in records.iter().enumerate() {
         let tensor = file.pickle().get(record, "global_physical_count").and_then(|v| file.pickle().tensor(v)).cloned();
@@ -223,13 +243,14 @@ fn passes(
             tensor.ok_or_else(|| file.wrong(format!("record {number} has neither topk_ids_of_layer nor global_physical_count")))?;
         add(&mut sums, file, &tensor).map_err(|e| file.wrong(format!("record {number}, global_physical_count: {e}")))?;
     }
-    map.sum_up(&mut sums);
+    map.sum_up(&mut sums).map_err(|e| file.wrong(e))?;
     map.report(sink);
     sums.finish(path, &Origin { id_space: map.id_space(), ..LOGICAL }, options, sink)
 }
 
 /// `stat`: `[buffer, layers, experts]`, or `[layers, experts]` of a placement. The buffer is a ring: its order is no time.
 fn stat(path: &Path, file: &mut TorchFile, counts: Value, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+    flags::check(path, "counts of experts", flags::COUNTS, options)?;
     let tensor = file.pickle().tensor(counts).cloned().ok_or_else(|| file.wrong("logical_count is not a tensor"))?;
     let mut sums = CountMatrix::default();
     let parts: Vec<Tensor> = match tensor.shape.as_slice() {
@@ -255,6 +276,7 @@ fn placement(path: &Path, options: &Options, sink: &mut Sink) -> Result<(), Impo
     struct Location {
         logical_count: Option<Vec<Vec<u64>>>,
     }
+    flags::check(path, "counts of experts", flags::COUNTS, options)?;
     let mut found = false;
     super::input::json_values(path, |location: Location| {
         let Some(rows) = location.logical_count else { return Ok(()) };

@@ -6,6 +6,7 @@
 
 use super::events::{self, Source};
 use super::follow::{match_batch, window_rows};
+use super::pass_queue::{Ended, PassQueue, Ticket};
 use super::recorder::Placement;
 use super::recorder_pass::{Mode, Pass};
 use super::rows::{self, IdArray, Survey};
@@ -13,7 +14,7 @@ use super::torch::{TorchFile, permuted};
 use super::{ImportError, LayerAxis, Options, Sink};
 use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::manifest::WindowCompleteness;
-use crate::trace::{FinishReason, Phase, StepEvent, StepRoutes};
+use crate::trace::{Phase, StepRoutes};
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
@@ -29,8 +30,10 @@ struct Live {
     request: u32,
     /// Where its next row may be.
     next: RangeInclusive<u32>,
-    /// Its last step, waiting for what the next pass says of it.
-    waiting: Option<StepEvent>,
+    /// Phase of its last step.
+    phase: Phase,
+    /// That step, waiting for what the next pass says of it.
+    waiting: Option<Ticket>,
     prompt: u32,
     /// Ids of the passes that its steps were part of.
     passes: Vec<i64>,
@@ -43,6 +46,7 @@ pub struct Passes<'a> {
     options: &'a Options,
     sink: &'a mut Sink,
     live: Vec<Live>,
+    queue: PassQueue,
     /// Whether the pass before read prompts.
     prompts_before: bool,
     axis: Vec<u16>,
@@ -65,6 +69,7 @@ impl<'a> Passes<'a> {
             options,
             sink,
             live: Vec::new(),
+            queue: PassQueue::default(),
             prompts_before: false,
             axis: Vec::new(),
             k: 0,
@@ -91,6 +96,9 @@ impl<'a> Passes<'a> {
             let positions = verify().map(|p| p.positions.get(..p.real_rows()).unwrap_or_default());
             self.window = window_rows(positions, self.options.draft_len).map_err(|e| ImportError::input(self.path, e))?;
         }
+        if let (0, Some(drafts)) = (self.window, self.options.draft_len) {
+            return Err(ImportError::input(self.path, format!("--draft-len {drafts}: the dump has no verify pass; leave it out")));
+        }
         let mut newest = i64::MIN;
         for pass in &passes {
             // The drafter's passes have numbers of their own: what decodes under a number that was there is one of them.
@@ -115,6 +123,8 @@ impl<'a> Passes<'a> {
         let rows = pass.real_rows();
         self.sink.leave_out("graph_padding", (pass.tokens.len() - rows) as u64, "left out: padding of captured graphs");
         let mut array = self.array(file, pass)?;
+        // Padding that was given experts (HIP: expert 0) had a share of the pass.
+        let mut whole = array.rows == pass.tokens.len() && (rows..array.rows).all(|row| array.row(row).iter().all(|&id| id < 0));
         if array.rows != pass.tokens.len() {
             // Whose rows these are nobody can say.
             let message = format!(
@@ -154,8 +164,11 @@ impl<'a> Passes<'a> {
             return Err(self.wrong(pass, format!("ids of {} layers, the passes before have {}", array.layers, self.axis.len())));
         }
         survey.report(self.sink);
+        whole &= padded == 0;
         let segments = self.segments(pass, rows)?;
-        self.batch(pass, &segments, &array, &survey)
+        self.queue.begin(whole);
+        self.batch(pass, &segments, &array, &survey)?;
+        self.queue.flush(self.sink)
     }
 
     /// Expert ids with rows first, in the asked id space.
@@ -263,12 +276,19 @@ impl<'a> Passes<'a> {
             let mut live = match known {
                 Some(mut live) => {
                     let token = pass.tokens.get(segment.start).copied().unwrap_or(UNKNOWN_TOKEN);
-                    self.resolve(&mut live, at, token, goes_on)?;
+                    self.resolve(&mut live, at, token, goes_on);
                     live
                 }
                 None => {
                     self.joined += u64::from(!prompts);
-                    Live { request: self.sink.request_id(), next: 0..=0, waiting: None, prompt: at, passes: Vec::new() }
+                    Live {
+                        request: self.sink.request_id(),
+                        next: 0..=0,
+                        phase: Phase::Decode,
+                        waiting: None,
+                        prompt: at,
+                        passes: Vec::new(),
+                    }
                 }
             };
             let phase = match pass.mode {
@@ -294,13 +314,14 @@ impl<'a> Passes<'a> {
 
     /// The prompt that the pass before has begun and this one goes on with: the last there, the first here.
     fn chunk(&mut self, starts: &[u32]) -> Option<Live> {
-        let last = self.live.last().filter(|l| l.waiting.as_ref().is_some_and(|step| step.phase == Phase::Prefill))?;
+        let last = self.live.last().filter(|l| l.waiting.is_some() && l.phase == Phase::Prefill)?;
         if starts.first().is_some_and(|at| last.next.contains(at)) { self.live.pop() } else { None }
     }
 
     /// Completes the waiting step of a request that goes on at `at` with `token`.
-    fn resolve(&mut self, live: &mut Live, at: u32, token: u32, goes_on: bool) -> Result<(), ImportError> {
-        let Some(mut step) = live.waiting.take() else { return Ok(()) };
+    fn resolve(&mut self, live: &mut Live, at: u32, token: u32, goes_on: bool) {
+        let Some(ticket) = live.waiting.take() else { return };
+        let Some(step) = self.queue.step(ticket) else { return };
         match step.phase {
             // Another chunk of the prompt: nothing was emitted.
             Phase::Prefill if !goes_on => {}
@@ -312,8 +333,7 @@ impl<'a> Passes<'a> {
                 step.emitted_tokens.push(token);
             }
         }
-        self.sink.step(step)?;
-        Ok(())
+        self.queue.settle(ticket);
     }
 
     /// Adds the steps of one request in one pass; the last one waits.
@@ -331,7 +351,7 @@ impl<'a> Passes<'a> {
         while from < segment.end {
             let to = (from + piece).min(segment.end);
             if let Some(earlier) = live.waiting.take() {
-                self.sink.step(earlier)?;
+                self.queue.settle(earlier);
             }
             let mut step = events::step(live.request, phase, pass.tokens.get(from..to).unwrap_or_default().to_vec());
             step.context_len = at.saturating_add(u32::try_from(from - segment.start).unwrap_or(u32::MAX));
@@ -339,7 +359,13 @@ impl<'a> Passes<'a> {
             if self.k > 0 && array.rows > 0 {
                 rows::push(&mut step.routes, array, survey, from..to, &self.axis, &survey.routed, self.sink);
             }
-            live.waiting = Some(step);
+            // Cells that are no choice are missing in the middle of the pass.
+            let routed = survey.routed.iter().filter(|r| **r).count();
+            if step.routes.blocks.iter().map(|b| usize::from(b.rows)).sum::<usize>() != routed * (to - from) {
+                self.queue.lacks_rows();
+            }
+            live.phase = phase;
+            live.waiting = Some(self.queue.push(step));
             live.passes.push(pass.id);
             from = to;
         }
@@ -360,27 +386,31 @@ impl<'a> Passes<'a> {
 
     /// Ends a request that is in no batch any more.
     fn end(&mut self, mut live: Live) -> Result<(), ImportError> {
-        if let Some(mut step) = live.waiting.take() {
-            if step.phase == Phase::Verify {
+        if let Some(ticket) = live.waiting.take() {
+            if live.phase == Phase::Verify {
                 live.passes.pop();
+                let rows = self.queue.leave_out(ticket).map_or(0, |step| step.input_tokens.len());
                 let what = "left out: the last window of a request, of which nobody recorded how much was accepted";
-                self.sink.leave_out("last_windows", step.input_tokens.len() as u64, what);
+                self.sink.leave_out("last_windows", rows as u64, what);
             } else {
-                step.emitted_tokens = events::unknown_tokens(1);
-                self.sink.step(step)?;
+                if let Some(step) = self.queue.step(ticket) {
+                    step.emitted_tokens = events::unknown_tokens(1);
+                }
+                self.queue.settle(ticket);
             }
         }
         if live.passes.is_empty() {
             return Ok(());
         }
         let tags = serde_json::json!({ PASS_TAG: live.passes }).to_string();
-        self.sink.end_request(live.request, String::new(), live.prompt, FinishReason::Unknown, tags)
+        self.queue.end(Ended { request: live.request, prompt: live.prompt, tags }, self.sink)
     }
 
     fn finish(mut self) -> Result<(), ImportError> {
         for live in std::mem::take(&mut self.live) {
             self.end(live)?;
         }
+        std::mem::take(&mut self.queue).finish(self.sink)?;
         if !self.sink.has_begun() {
             return Err(ImportError::empty(self.path, "no routes in any record: only passes without ids were recorded"));
         }

@@ -6,7 +6,7 @@
 use super::events::{self, Source};
 use super::input::Lines;
 use super::rows::{DUMMY_RUN, Padding};
-use super::{Head, ImportError, Importer, LayerAxis, Options, Sink};
+use super::{Flag, Head, ImportError, Importer, LayerAxis, Options, Sink, flags};
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use crate::trace::{FinishReason, Module, Phase, StepRoutes};
 use serde::Deserialize;
@@ -27,6 +27,10 @@ impl Importer for RouterLog {
 
     fn about(&self) -> &'static str {
         "router logs of patched vLLM (moe_routes.jsonl)"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::ROUTER_LOG
     }
 
     fn sniff(&self, head: &Head) -> bool {
@@ -93,12 +97,20 @@ impl<'a> Log<'a> {
     }
 
     fn read(mut self) -> Result<(), ImportError> {
+        if matches!(self.options.layers, LayerAxis::All | LayerAxis::MoeOnly) {
+            let reason = "--layers: a router log numbers its layers itself; say how many the model has, or which have a router";
+            return Err(ImportError::input(self.path, reason));
+        }
         let mut lines = Lines::open(self.path)?;
         while let Some((number, text)) = lines.next(MAX_LINE)? {
             let line: Line =
                 serde_json::from_slice(text).map_err(|e| self.wrong(number, format!("not a JSON object of a router log: {e}")))?;
             match line.r#type.as_deref() {
-                Some("meta") => self.meta = Some(line),
+                Some("meta") => {
+                    self.options.experts_of(line.num_experts).map_err(|e| self.wrong(number, e))?;
+                    self.options.k_of(line.top_k).map_err(|e| self.wrong(number, e))?;
+                    self.meta = Some(line);
+                }
                 Some("route") | None => self.route(number, line)?,
                 Some(_) => self.sink.leave_out("other_lines", 1, "of other kinds than `route` skipped"),
             }

@@ -1,6 +1,6 @@
 //! SGLang's responses. Their ids have no shape and need the model's.
 
-use super::{Head, ImportError, Importer, Options, Sink, vllm};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, flags, vllm};
 use std::path::PathBuf;
 
 /// Responses of SGLang's own endpoint (`meta_info`) and of its OpenAI endpoints (`sglext`).
@@ -13,6 +13,10 @@ impl Importer for SglangResponse {
 
     fn about(&self) -> &'static str {
         "SGLang responses with meta_info or sglext (with --model-config, for the shape of their ids)"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::IDS
     }
 
     fn sniff(&self, head: &Head) -> bool {

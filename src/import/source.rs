@@ -1,8 +1,14 @@
 //! What is known of a source before its first step, and of a step of which little is known.
 
+use super::Options;
 use crate::trace::event::{UNKNOWN_CONTEXT, UNKNOWN_TOKEN};
-use crate::trace::manifest::{IdSpace, SamplingInfo, WindowCompleteness};
-use crate::trace::{Phase, StepEvent, StepRoutes};
+use crate::trace::expert_set::MAX_EXPERTS;
+use crate::trace::manifest::{
+    DeviceInfo, DrafterInfo, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification, WindowCompleteness,
+};
+use crate::trace::{FORMAT_VERSION, Phase, StepEvent, StepRoutes};
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What an importer knows of its source before the first step. The rest is unknown until [`facts_mut`](super::Sink::facts_mut) says it.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +54,62 @@ impl Default for Source {
             acceptance_known: true,
             host_times: false,
             sampling: None,
+        }
+    }
+}
+
+impl Source {
+    /// What a manifest says when only this much is known.
+    pub fn manifest(&self, options: &Options, experts: Option<u16>) -> Manifest {
+        let unknown = || "unknown".to_owned();
+        let config = options.model.clone().unwrap_or_default();
+        let moe_layers = config.moe_layers.clone().unwrap_or_default();
+        Manifest {
+            format_version: FORMAT_VERSION.to_string(),
+            written_by: format!("specprof {}", env!("CARGO_PKG_VERSION")),
+            complete: false,
+            incomplete_reason: None,
+            // The run is the import: when the engine ran is not known.
+            started_unix_ns: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX)),
+            ended_unix_ns: None,
+            model: ModelShape {
+                name: self.model_name.clone().or(config.name).unwrap_or_else(unknown),
+                architecture: config.architecture.unwrap_or_else(unknown),
+                identity: None,
+                layers: config.layers.unwrap_or(0),
+                moe_layers,
+                draft_layers: Vec::new(),
+                // Until the end, so that every id may come.
+                experts: experts.unwrap_or(MAX_EXPERTS as u16),
+                experts_known: experts.is_some(),
+                experts_per_token: self.k,
+                shared_experts: config.shared_experts,
+                hidden_size: config.hidden_size,
+                expert_size: config.expert_size,
+                vocab_size: config.vocab_size,
+                quantisation: config.quantisation.unwrap_or_else(unknown),
+                bytes_per_expert: None,
+                bytes_other_per_step: None,
+            },
+            drafter: DrafterInfo { kind: self.drafter.clone(), draft_len: self.draft_len, bytes_per_draft: None, external: None },
+            sampling: self.sampling.clone(),
+            verification: Verification::Unknown,
+            engine: self.engine.clone(),
+            device: DeviceInfo { kind: unknown(), name: self.device.clone().unwrap_or_else(unknown), units: None },
+            window_completeness: self.window_completeness,
+            id_space: options.id_space.unwrap_or(self.id_space),
+            token_hash: None,
+            instrumentation: Instrumentation::default(),
+            emulated: false,
+            host_times: self.host_times,
+            acceptance_known: self.acceptance_known,
+            passes_known: true,
+            irregular_steps: 0,
+            expert_counts: None,
+            router_weights: self.router_weights,
+            text_stored: false,
+            warnings: Vec::new(),
+            tables: BTreeMap::new(),
         }
     }
 }

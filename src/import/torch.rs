@@ -63,6 +63,9 @@ impl Numbers {
             let (numbers, _) = self.bytes.as_chunks::<8>();
             return numbers.iter().map(|&b| count(i64::from_le_bytes(b))).collect();
         }
+        if self.dtype == Dtype::U64 {
+            return Ok(self.bytes.as_chunks::<8>().0.iter().map(|&b| u64::from_le_bytes(b)).collect());
+        }
         self.ids()?.into_iter().map(|n| count(i64::from(n))).collect()
     }
 }

@@ -7,7 +7,7 @@ use super::profile::Profile;
 use super::recorder::is_torch;
 use super::rows::{IdArray, Survey};
 use super::torch::{LEGACY_MAGIC, TorchFile, slice};
-use super::{Head, ImportError, Importer, LayerAxis, Options, Sink};
+use super::{Flag, Head, ImportError, Importer, LayerAxis, Options, Sink, flags};
 use crate::trace::manifest::IdSpace;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +26,10 @@ impl Importer for TorchBatch {
 
     fn about(&self) -> &'static str {
         "expert ids of trainers' batches and counts [layers, experts], saved by torch (.pt)"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::IDS
     }
 
     fn sniff(&self, head: &Head) -> bool {
@@ -170,6 +174,13 @@ fn request(path: &Path, file: &mut TorchFile, tensor: &Tensor, rows: &Rows, opti
     let survey = Survey::of(&array, experts, options.keep_padding);
     survey.check(&array, experts, known_k).map_err(|e| file.wrong(e))?;
     survey.report(sink);
+    if array.rows == 0 {
+        let what = match n {
+            0 => format!("expert ids of shape {:?}: no token was captured", tensor.shape),
+            n => format!("attention_mask leaves none of {n} rows: the batch is padding alone"),
+        };
+        return Err(ImportError::empty(path, what));
+    }
     if survey.real_rows() == 0 || survey.k == 0 {
         let what = format!("no routes: all {} rows are padding (one id in every place); was the capture silently skipped?", array.rows);
         return Err(ImportError::empty(path, what));
@@ -197,6 +208,7 @@ fn request(path: &Path, file: &mut TorchFile, tensor: &Tensor, rows: &Rows, opti
 
 /// Counts `[layers, experts]`, as load balancers take them.
 fn counts(path: &Path, file: &mut TorchFile, tensor: &Tensor, options: &Options, sink: &mut Sink) -> Result<(), ImportError> {
+    flags::check(path, "counts of experts", flags::COUNTS, options)?;
     let numbers = file.read(tensor).map_err(|e| file.wrong(e))?;
     let wrong = |e: String| file.wrong(format!("counts of experts by layer: {e}"));
     let mut matrix = CountMatrix::default();

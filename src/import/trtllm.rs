@@ -7,7 +7,7 @@ use super::events::{self, Source};
 use super::npy::Dtype;
 use super::rows::{self, IdArray, Survey};
 use super::safetensors_file::{Entry, TensorFile};
-use super::{Head, ImportError, Importer, Options, Sink};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, flags};
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use crate::trace::{FinishReason, Phase, StepRoutes};
 use serde::Deserialize;
@@ -30,6 +30,10 @@ impl Importer for TrtLlm {
 
     fn about(&self) -> &'static str {
         "TensorRT-LLM expert statistics (EXPERT_STATISTIC_PATH): a directory, or its rankR.safetensors"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::ITERATIONS
     }
 
     fn sniff(&self, head: &Head) -> bool {
@@ -147,9 +151,11 @@ fn add_counts(
     options: &Options,
     sink: &mut Sink,
 ) -> Result<(), ImportError> {
+    flags::check(path, "counts of experts", flags::NUMBERED_COUNTS, options)?;
     let wrong = |reason: String| ImportError::input(path, reason);
     let (mut sums, mut hash): (BTreeMap<u16, Vec<u64>>, Sha256) = (BTreeMap::new(), Sha256::new());
-    let mut experts = meta.num_experts.or(options.known_experts()).map(usize::from);
+    let mut experts = options.experts_of(meta.num_experts).map_err(wrong)?.map(usize::from);
+    let k = options.k_of(meta.num_experts_per_token).map_err(wrong)?;
     for ((iteration, layer), entry) in keys {
         let in_tensor = |reason: String| wrong(format!("tensor {iteration}_{layer}: {reason}"));
         let numbers = file.unsigned(&entry).map_err(in_tensor)?;
@@ -161,7 +167,10 @@ fn add_counts(
         hash.update(layer.to_le_bytes());
         numbers.iter().for_each(|n| hash.update(n.to_le_bytes()));
         let sum = sums.entry(layer).or_insert_with(|| vec![0; numbers.len()]);
-        sum.iter_mut().zip(&numbers).for_each(|(sum, n)| *sum = sum.saturating_add(*n));
+        for (expert, (sum, n)) in sum.iter_mut().zip(&numbers).enumerate() {
+            let more = || in_tensor(format!("expert {expert}: the counts up to this iteration add up to more than 64 bits hold"));
+            *sum = sum.checked_add(*n).ok_or_else(more)?;
+        }
     }
     if !counted.insert(hash.finalize().into()) {
         sink.warn("ranks_alike", "ranks with the very same counts share their rows: they are counted once");
@@ -170,12 +179,12 @@ fn add_counts(
     if sums.values().flatten().all(|&n| n == 0) {
         sink.warn("ranks_empty", format!("{}: all counts are 0", super::recorder::name_of(path)));
     } else {
-        sink.begin_counts(path, "tensorrt-llm", options.known_k().or(meta.num_experts_per_token))?;
+        sink.begin_counts(path, "tensorrt-llm", k)?;
         if let Some(facts) = sink.facts_mut() {
             facts.id_space = IdSpace::Logical;
         }
         for (layer, numbers) in &sums {
-            sink.counts(*layer, numbers);
+            sink.counts(path, *layer, numbers)?;
         }
     }
     Ok(())
@@ -190,7 +199,9 @@ fn add_routes(
     options: &Options,
     sink: &mut Sink,
 ) -> Result<(), ImportError> {
-    let experts = options.known_experts().or(meta.num_experts);
+    let said = |e: String| ImportError::input(path, e);
+    let experts = options.experts_of(meta.num_experts).map_err(said)?;
+    let known_k = options.k_of(meta.num_experts_per_token).map_err(said)?;
     let request = sink.request_id();
     let mut iterations: Vec<u64> = keys.keys().map(|(iteration, _)| *iteration).collect();
     iterations.dedup();
@@ -211,11 +222,17 @@ fn add_routes(
             let ids = file.ids(entry).map_err(wrong)?;
             let array = IdArray::new(rows, 1, width, ids).map_err(wrong)?;
             let survey = Survey::of(&array, experts, options.keep_padding);
-            survey.check(&array, experts, options.known_k()).map_err(wrong)?;
+            survey.check(&array, experts, known_k).map_err(wrong)?;
             if !sink.has_begun() {
+                if let Some(k) = known_k.filter(|&k| usize::from(k) > survey.k && survey.k > 0) {
+                    return Err(wrong(format!(
+                        "rows have at most {} experts, meta_info.json, --k or the configuration says {k}",
+                        survey.k
+                    )));
+                }
                 let source = Source {
                     engine: "tensorrt-llm".into(),
-                    k: options.known_k().or(meta.num_experts_per_token).unwrap_or(u16::try_from(survey.k).unwrap_or(u16::MAX)),
+                    k: known_k.unwrap_or(u16::try_from(survey.k).unwrap_or(u16::MAX)),
                     window_completeness: WindowCompleteness::None,
                     id_space: IdSpace::Logical,
                     ..Source::default()

@@ -3,7 +3,7 @@
 use super::json_values::json_values_with;
 use super::response::Response;
 use super::sample::Run;
-use super::{Head, ImportError, Importer, Options, Sink, input, response_cut};
+use super::{Flag, Head, ImportError, Importer, Options, Sink, flags, input, response_cut};
 use std::path::{Path, PathBuf};
 
 /// Longest line of a stream.
@@ -23,6 +23,10 @@ impl Importer for Vllm {
 
     fn about(&self) -> &'static str {
         "vLLM responses (JSON, JSON lines, streams) with routed_experts and acceptance"
+    }
+
+    fn takes(&self) -> &'static [Flag] {
+        flags::IDS
     }
 
     fn sniff(&self, head: &Head) -> bool {

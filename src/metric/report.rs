@@ -10,7 +10,7 @@ use super::groups::Groups;
 use super::parallel::ExpertParallel;
 use super::trees::{DepthStats, PathStats};
 use crate::trace::manifest::{
-    DeviceInfo, DrafterInfo, IdSpace, Instrumentation, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness,
+    DeviceInfo, DrafterInfo, IdSpace, Instrumentation, ModelShape, SamplingInfo, Verification, Warning, WindowCompleteness, zero_is_unknown,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -133,7 +133,8 @@ pub struct Acceptance {
 pub struct LayerReport {
     /// Number as in the checkpoint.
     pub layer: u16,
-    /// Experts per row.
+    /// Experts per row; 0 when it is not known, `null` in JSON.
+    #[serde(with = "zero_is_unknown")]
     pub k: u16,
     /// Routed experts of the layer (E).
     pub experts: u16,
@@ -239,7 +240,8 @@ pub struct Load {
 /// All routed layers of the target together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overall {
-    /// Experts per row.
+    /// Experts per row; 0 when it is not known, `null` in JSON.
+    #[serde(with = "zero_is_unknown")]
     pub k: u16,
     /// Routed experts per layer.
     pub experts: u16,

@@ -88,6 +88,8 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         emulated: false,
         host_times: true,
         acceptance_known: true,
+        passes_known: true,
+        irregular_steps: 0,
         expert_counts: None,
         router_weights: options.router_weights,
         text_stored: options.store_text,

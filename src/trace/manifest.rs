@@ -49,6 +49,12 @@ pub struct Manifest {
     /// Whether `accepted` of the verify steps is known; without it, the column is 0 and means nothing.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub acceptance_known: bool,
+    /// Whether a step without `pass_id` is known to have had its forward pass to itself; without it, others may have been in it.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub passes_known: bool,
+    /// Of a trace of whole windows: steps behind the prompts that lack routes of some rows or layers.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub irregular_steps: u64,
     /// By layer, how often each expert was chosen, where a trace has counts and no windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_counts: Option<BTreeMap<u16, Vec<u64>>>,
@@ -70,6 +76,33 @@ fn yes() -> bool {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn is_yes(value: &bool) -> bool {
     *value
+}
+
+/// A number that is never 0: what is not known is 0 here and `null` in JSON. A 0 in JSON, as older files have it, is not known either.
+pub mod zero_is_unknown {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// Writes 0 as `null`.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+    pub fn serialize<S: Serializer>(value: &u16, serializer: S) -> Result<S::Ok, S::Error> {
+        Some(*value).filter(|&n| n > 0).serialize(serializer)
+    }
+
+    /// Reads `null` as 0.
+    ///
+    /// # Errors
+    /// Those of the deserializer.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+        Ok(Option::<u16>::deserialize(deserializer)?.unwrap_or(0))
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 /// One Parquet file of a table.
@@ -101,7 +134,8 @@ pub struct ModelShape {
     /// Whether `experts` is the model's number; otherwise it is the largest id that was seen, plus 1.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub experts_known: bool,
-    /// Experts per token (k); 0 when it is not known.
+    /// Experts per token (k); 0 when it is not known, `null` in JSON.
+    #[serde(with = "zero_is_unknown")]
     pub experts_per_token: u16,
     /// Shared experts per layer, when known.
     pub shared_experts: Option<u16>,

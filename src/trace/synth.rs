@@ -161,6 +161,8 @@ impl Synth {
             emulated: true,
             host_times: true,
             acceptance_known: true,
+            passes_known: true,
+            irregular_steps: 0,
             expert_counts: None,
             router_weights: self.weights,
             text_stored: false,

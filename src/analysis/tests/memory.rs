@@ -190,6 +190,8 @@ pub fn manifest(layers: &[u16], experts: u16, k: u16) -> Manifest {
         emulated: true,
         host_times: true,
         acceptance_known: true,
+        passes_known: true,
+        irregular_steps: 0,
         expert_counts: None,
         router_weights: false,
         text_stored: false,

@@ -5,12 +5,15 @@ mod counts;
 mod hostile;
 mod jsonl;
 mod mutations;
+mod passes;
 mod profiles;
 mod pt;
 mod recorder;
+mod refusals;
 mod round_trip;
 mod router_log;
 mod samples;
+mod shuffled;
 mod unknown;
 
 use crate::trace::route_rows;
@@ -51,6 +54,12 @@ fn import(args: &[&str]) -> Imported {
     let broken: Vec<_> = validation.checks.iter().filter(|c| !c.ok).collect();
     assert!(broken.is_empty(), "{args:?}: {broken:?}");
     Imported { trace, path, dir }
+}
+
+/// Every rule of the format holds for a trace, as `inspect --check` tries them.
+fn passes_check(path: &Path, what: &str) {
+    let broken: Vec<_> = validate(&Trace::open(path).unwrap()).unwrap().checks.into_iter().filter(|c| !c.ok).collect();
+    assert!(broken.is_empty(), "{what}: {broken:?}");
 }
 
 /// What a refused import says; nothing may be left behind.

@@ -33,7 +33,7 @@ fn mutations(
         match library::import(importer, std::slice::from_ref(&path), &out, options) {
             Ok(_) => {
                 tally.good += 1;
-                validate(&Trace::open(&out).unwrap()).unwrap();
+                passes_check(&out, &format!("{} round {round}", importer.name()));
             }
             Err(error) => {
                 tally.bad += 1;

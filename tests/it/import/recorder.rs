@@ -7,11 +7,11 @@ use rand_chacha::ChaCha8Rng;
 use specprof::trace::Phase;
 use specprof::trace::manifest::{IdSpace, WindowCompleteness};
 
-const LAYERS: usize = 3;
-const WIDTH: usize = 8;
+pub const LAYERS: usize = 3;
+pub const WIDTH: usize = 8;
 
 /// One pass of the given mode; layer 0 is dense, the ids of a row depend on its token.
-fn pass(id: i64, mode: i64, tokens: &[i64], positions: &[i64], lengths: Option<&[i64]>) -> P {
+pub fn pass(id: i64, mode: i64, tokens: &[i64], positions: &[i64], lengths: Option<&[i64]>) -> P {
     let mut ids = vec![-1; LAYERS * tokens.len() * WIDTH];
     for layer in 1..LAYERS {
         for (row, &token) in tokens.iter().enumerate() {
@@ -25,11 +25,11 @@ fn pass(id: i64, mode: i64, tokens: &[i64], positions: &[i64], lengths: Option<&
     record(id, mode, tokens, positions, lengths, tensor(&[LAYERS, tokens.len(), WIDTH], &ids))
 }
 
-fn ids_of(token: i64, layer: usize, k: usize) -> i32 {
+pub fn ids_of(token: i64, layer: usize, k: usize) -> i32 {
     ((token as usize * 5 + layer * 3 + k * 4) % 16) as i32
 }
 
-fn record(id: i64, mode: i64, tokens: &[i64], positions: &[i64], lengths: Option<&[i64]>, ids: P) -> P {
+pub fn record(id: i64, mode: i64, tokens: &[i64], positions: &[i64], lengths: Option<&[i64]>, ids: P) -> P {
     P::Dict(vec![
         ("forward_pass_id", P::Int(id)),
         ("rank", P::Int(0)),
@@ -43,18 +43,18 @@ fn record(id: i64, mode: i64, tokens: &[i64], positions: &[i64], lengths: Option
     ])
 }
 
-fn dump(records: Vec<P>) -> Vec<u8> {
+pub fn dump(records: Vec<P>) -> Vec<u8> {
     let map = P::Tensor("LongStorage", vec![LAYERS, 16], (0..LAYERS).flat_map(|_| 0..16i64).flat_map(i64::to_le_bytes).collect());
     save(&P::Dict(vec![("records", P::List(records)), ("last_physical_to_logical_map", map)]))
 }
 
-fn written(dir: &TempDir, name: &str, bytes: &[u8]) -> String {
+pub fn written(dir: &TempDir, name: &str, bytes: &[u8]) -> String {
     let path = dir.path().join(name);
     std::fs::write(&path, bytes).unwrap();
     text(&path).to_owned()
 }
 
-fn of_records(records: Vec<P>) -> Imported {
+pub fn of_records(records: Vec<P>) -> Imported {
     let dir = tempfile::tempdir().unwrap();
     import(&[&written(&dir, "dump.pt", &dump(records))])
 }
