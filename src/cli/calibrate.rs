@@ -8,7 +8,7 @@ use crate::analysis;
 use crate::engine::Checkpoint;
 use crate::metric::costs::CostTable;
 use crate::record::calibrate::{Grid, calibrate};
-use crate::record::why_no_cuda;
+use crate::record::{model_shape, why_no_cuda};
 use crate::report::TextOptions;
 use crate::report::costs::{self, Slopes};
 use std::fs::File;
@@ -47,8 +47,7 @@ pub struct Args {
     /// Rows of passes; a decode pass (1 row) is always measured
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
     rows: Vec<u16>,
-    /// Distinct experts a layer; those that no pass of so many rows can have are left out [default: five from the least to the
-    /// most]
+    /// Distinct experts a layer, where a pass of so many rows can have them [default: five from the least to the most]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     unions: Vec<u16>,
     /// Tokens in the caches before each pass
@@ -82,6 +81,13 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     }
     let grid =
         Grid { rows: args.rows.clone(), unions: args.unions.clone(), context_len: args.context, repeats: args.repeats, seed: args.seed };
+    let shape = model_shape(&checkpoint);
+    let (k, impossible) = (shape.experts_per_token, grid.impossible(shape.experts, shape.experts_per_token));
+    if let [first, ..] = impossible[..] {
+        let text =
+            format!("--unions {first}: no pass of these --rows has so many distinct experts; a row has {k}, n rows up to n times as many");
+        return Err(Failure::Input(text));
+    }
     let (stop, bar) = (interrupt::stop_flag(), ui.progress(1, "passes"));
     let measured = calibrate(&checkpoint, &grid, &stop, &mut |done, of| {
         bar.set_length(of);

@@ -110,8 +110,10 @@ fn parse_margin(text: &str) -> Result<f64, String> {
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let rules = args.rules()?;
     let output = Output::open(args.output.as_deref())?;
-    let base = Side::open(&traces::one(&args.base)?).map_err(source_failure)?;
-    let candidate = Side::open(&traces::one(&args.candidate)?).map_err(source_failure)?;
+    let (base, candidate) = (traces::one(&args.base)?, traces::one(&args.candidate)?);
+    let output = output.not_inside(&base)?.not_inside(&candidate)?.not_over(&base)?.not_over(&candidate)?;
+    let base = Side::open(&base).map_err(source_failure)?;
+    let candidate = Side::open(&candidate).map_err(source_failure)?;
     let options =
         Options { allow: args.allow.iter().flat_map(|list| list.0.clone()).collect(), margin: args.margin / 100.0, strict: args.strict };
     let comparison = diff(&base, &candidate, &rules, &options).map_err(|error| match error {
@@ -190,7 +192,7 @@ fn source_failure(error: SourceError) -> Failure {
     let text = one_line(&error.to_string());
     match error {
         SourceError::Trace(error) => Failure::from(error),
-        SourceError::Missing { .. } | SourceError::Several { .. } => Failure::Input(text),
+        SourceError::Missing { .. } | SourceError::Several { .. } | SourceError::Partial { .. } => Failure::Input(text),
         SourceError::Io { .. } => Failure::Environment(text),
         SourceError::Analysis { source: AnalysisError::Frame { .. }, .. } => Failure::Environment(text),
         SourceError::Analysis { .. } => Failure::Corrupt(format!("{text}; `specprof inspect --check` tells more")),

@@ -87,7 +87,7 @@ fn step_rates(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         let text = "is a directory; step rates are made of a table that `specprof calibrate --json -o FILE` wrote";
         return Err(Failure::Input(format!("{}: {text}", args.trace.display())));
     }
-    let output = Output::open(args.output.as_deref())?;
+    let output = Output::open(args.output.as_deref())?.not_over(&args.trace)?;
     let rates = costs::rates(&cost_table(&args.trace)?);
     output.finish(ui, &rates.map_err(|e| Failure::Environment(format!("cannot write step rates as JSON: {e}")))?)
 }

@@ -98,7 +98,7 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
     let cuda = args.golden.backend == GoldenBackend::Cuda;
     if cuda && args.target.is_some() {
         let text = "--backend cuda: a drafter is compared on the CPU engine alone so far; use --backend cpu";
-        return Err(Failure::Environment(text.into()));
+        return Err(Failure::Input(text.into()));
     }
     if cuda && let Some(reason) = why_no_cuda() {
         return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));

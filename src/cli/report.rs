@@ -9,6 +9,7 @@ use crate::analysis::{self, AnalysisError, GroupBy, Options, Parallel, Wanted, p
 use crate::metric::Report;
 use crate::report::{TextOptions, html, json, markdown, side_by_side, text};
 use crate::trace::Trace;
+use crate::trace::partial_file::PartialFile;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -203,9 +204,16 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.partial {
         return write_partial(args, &paths, ui);
     }
+    if let Some(missing) = paths.iter().find(|path| path.symlink_metadata().is_err()) {
+        return Err(Failure::Input(format!("{}: no such file or directory; name a trace or a partial report", missing.display())));
+    }
     // A file can only be a partial report; several of them are one report, and no trace of their own.
     let partials = paths.iter().filter(|path| path.is_file()).count();
     if let Some(trace) = paths.iter().find(|path| !path.is_file()).filter(|_| partials > 0) {
+        // The file may be none, which is the nearer reason.
+        for file in paths.iter().filter(|path| path.is_file()) {
+            PartialFile::open(file)?;
+        }
         let reason = "a trace among partial reports; make a partial report of it with --partial, or give traces alone";
         return Err(Failure::Input(format!("{}: {reason}", trace.display())));
     }
@@ -215,7 +223,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let mut output = Output::open(args.output.as_deref())?;
     let mut placement_out = args.placement_out.as_deref().map(|path| Output::open(Some(path))).transpose()?;
     for trace in &paths {
-        output = output.not_inside(trace)?;
+        output = output.not_inside(trace)?.not_over(trace)?;
         placement_out = placement_out.map(|out| out.not_inside(trace)).transpose()?;
     }
     let wanted = args.wanted()?;

@@ -260,6 +260,19 @@ impl Output {
         Ok(self)
     }
 
+    /// Refuses a file that is read as well, which would be lost.
+    ///
+    /// # Errors
+    /// When the output is `input`.
+    pub fn not_over(self, input: &Path) -> Result<Self, Failure> {
+        if let Self::File { path, .. } = &self
+            && path.canonicalize().is_ok_and(|path| input.canonicalize().is_ok_and(|input| path == input))
+        {
+            return Err(Failure::Input(format!("{}: is read by this command; write elsewhere", path.display())));
+        }
+        Ok(self)
+    }
+
     /// Writes the whole result and puts it into place.
     ///
     /// # Errors

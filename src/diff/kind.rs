@@ -2,7 +2,7 @@
 
 use super::pairing::Pairing;
 use crate::metric::report::{Report, RunFacts};
-use crate::trace::manifest::IdSpace;
+use crate::trace::manifest::{IdSpace, word};
 use serde::Serialize;
 
 /// A way in which two runs can be incomparable. The words are those of `--allow`.
@@ -141,11 +141,6 @@ fn fact(kind: Kind, report: &Report, other: &RunFacts) -> String {
             format!("temperature {}, top-p {}{top_k}, at most {} tokens{eos}", s.temperature, s.top_p, s.max_new_tokens)
         }
     }
-}
-
-/// The word by which a manifest's enum is stored.
-fn word(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -51,6 +51,12 @@ pub enum SourceError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A partial report, of which no report has been made.
+    #[error("{path}: it is a partial report; compare what `specprof report {path} --format json` makes of it", path = path.display())]
+    Partial {
+        /// The file.
+        path: PathBuf,
+    },
     /// Several reports in one file: none of them is the one to compare.
     #[error("{path}: it holds several reports; give one, as `specprof report TRACE --format json` writes it", path = path.display())]
     Several {
@@ -113,6 +119,9 @@ pub fn read_report(path: &Path) -> Result<Report, SourceError> {
     File::open(path).map_err(io)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(wrong("too large for a report".into()));
+    }
+    if bytes.starts_with(b"PAR1") {
+        return Err(SourceError::Partial { path: path.to_owned() });
     }
     let json = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
     // The version first: a report of another version need not have the keys of this one.

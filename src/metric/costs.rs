@@ -8,6 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const SCHEMA: &str = "specprof.costs/1";
 /// Most cells that a table may have: more rows and unions than any window.
 const MAX_CELLS: usize = 100_000;
+/// Times that a pass can have, µs: no clock tells less than the first, nobody waits longer than the second, which is a day.
+const TIMES: std::ops::RangeInclusive<f64> = 1e-3..=8.64e10;
+/// Longest context of any model.
+const MAX_CONTEXT: u32 = 1 << 28;
 
 /// Times of passes of one model on one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -97,9 +101,9 @@ impl Timed {
     }
 
     fn check(&self, what: &str) -> Result<(), String> {
-        let number = |x: f64| x.is_finite() && x > 0.0;
+        let number = |x: f64| TIMES.contains(&x);
         if !number(self.us) {
-            return Err(format!("{what}: {} µs are no time", self.us));
+            return Err(format!("{what}: {:e} µs are no time of a pass", self.us));
         }
         match self.ci95 {
             Some([low, high]) if !(number(low) && number(high) && low <= self.us && self.us <= high) => {
@@ -131,6 +135,9 @@ impl CostTable {
         let m = &self.model;
         if m.experts_per_token == 0 || m.experts_per_token > m.experts || m.moe_layers == 0 {
             return Err(format!("its model has {} experts, top {}, in {} layers", m.experts, m.experts_per_token, m.moe_layers));
+        }
+        if self.repeats == 0 || self.context_len > MAX_CONTEXT {
+            return Err(format!("has {} passes a cell after {} tokens of context", self.repeats, self.context_len));
         }
         if self.cells.is_empty() || self.cells.len() > MAX_CELLS {
             return Err(format!("has {} cells, not 1 to {MAX_CELLS}", self.cells.len()));
@@ -231,6 +238,8 @@ mod tests {
         assert!(wrong(|t| t.cells[2].union = 2).contains("twice"));
         assert!(wrong(|t| t.cells[0].rows = 2).contains("a decode pass"));
         assert!(wrong(|t| t.cells[0].pass.us = 0.0).contains("no time"));
+        assert!(wrong(|t| t.cells[2].pass = Timed { us: 1e308, ci95: None }).contains("no time"));
+        assert!(wrong(|t| t.repeats = 0).contains("0 passes"));
         assert!(wrong(|t| t.cells[0].pass.ci95 = Some([11.0, 9.0])).contains("does not hold"));
         assert!(wrong(|t| t.model.experts_per_token = 9).contains("top 9"));
         assert!(wrong(|t| t.cells.clear()).contains("0 cells"));

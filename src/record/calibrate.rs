@@ -49,6 +49,12 @@ impl Grid {
         cells.dedup();
         cells
     }
+
+    /// Asked-for unions that no window of any of the rows can have.
+    pub fn impossible(&self, experts: u16, k: u16) -> Vec<u16> {
+        let cells = self.cells(experts, k);
+        self.unions.iter().copied().filter(|&wanted| !cells.iter().any(|&(_, union)| union == wanted)).collect()
+    }
 }
 
 /// Chooses a pass's experts and adds up its operations.
@@ -223,6 +229,7 @@ mod tests {
         // Never more than there are, and what no window of so many rows has is left out.
         assert_eq!(grid(&[4], &[]).cells(6, 4), [(1, 4), (4, 4), (4, 5), (4, 6)]);
         assert_eq!(grid(&[2, 4], &[3, 8, 16, 17]).cells(64, 4), [(1, 4), (2, 8), (4, 8), (4, 16)]);
+        assert_eq!(grid(&[2, 4], &[3, 8, 16, 17]).impossible(64, 4), [3, 17]);
     }
 
     /// Every pass has the union that its cell says, in every routed layer, and none leaves a trace in the timeline.

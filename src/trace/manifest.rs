@@ -328,3 +328,7 @@ impl Warning {
         Self { code: code.to_owned(), message: message.into() }
     }
 }
+/// The word by which a manifest's enum is stored.
+pub fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}

@@ -29,6 +29,8 @@ pub const VERSION_KEY: &str = "specprof.partial";
 pub const VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
 const NAME_KEY: &str = "specprof.name";
 const MANIFEST_KEY: &str = "specprof.manifest";
+/// The key of the digest of all that the file holds.
+const DIGEST_KEY: &str = "specprof.digest";
 
 /// Entries that are turned into columns together.
 const BATCH: usize = 8192;
@@ -137,7 +139,7 @@ impl Entry {
 /// What the Parquet library says.
 pub fn encode(name: &str, manifest: &Manifest, entries: impl Iterator<Item = Entry>) -> Result<Vec<u8>, TraceError> {
     let failed = |e: &dyn std::fmt::Display| TraceError::Event { what: format!("a partial report: {e}") };
-    let manifest = serde_json::to_string(manifest).map_err(|e| failed(&e))?;
+    let text = serde_json::to_string(manifest).map_err(|e| failed(&e))?;
     let pair = |key: &str, value: String| KeyValue::new(key.to_owned(), value);
     let properties = WriterProperties::builder()
         .set_created_by(concat!("specprof ", env!("CARGO_PKG_VERSION")).into())
@@ -145,20 +147,59 @@ pub fn encode(name: &str, manifest: &Manifest, entries: impl Iterator<Item = Ent
         .set_key_value_metadata(Some(vec![
             pair(VERSION_KEY, VERSION.to_string()),
             pair(NAME_KEY, name.to_owned()),
-            pair(MANIFEST_KEY, manifest),
+            pair(MANIFEST_KEY, text.clone()),
         ]))
         .set_offset_index_disabled(true)
         .build();
     let mut writer = ArrowWriter::try_new(Vec::new(), schema::partial(), Some(properties)).map_err(|e| failed(&e))?;
     let mut columns = Columns::new();
+    let mut digest = ContentDigest::new(name, &text);
     for entry in entries {
+        digest.add(&entry);
         columns.push(&entry);
         if columns.kinds.len() >= BATCH || columns.numbers >= BATCH_NUMBERS {
             writer.write(&columns.take().map_err(|e| failed(&e))?).map_err(|e| failed(&e))?;
         }
     }
     writer.write(&columns.take().map_err(|e| failed(&e))?).map_err(|e| failed(&e))?;
+    writer.append_key_value_metadata(pair(DIGEST_KEY, digest.finish()));
     writer.into_inner().map_err(|e| failed(&e))
+}
+
+/// SHA-256 of a file's name, manifest and entries: a file whose bytes were damaged may still be one that can be read.
+struct ContentDigest(Sha256);
+
+impl ContentDigest {
+    fn new(name: &str, manifest: &str) -> Self {
+        let mut digest = Self(Sha256::new());
+        digest.bytes(name.as_bytes());
+        digest.bytes(manifest.as_bytes());
+        digest
+    }
+
+    /// A run of bytes after its length, so that no two sequences of runs are alike.
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    fn add(&mut self, entry: &Entry) {
+        self.0.update([entry.kind as u8]);
+        let numbers = [entry.request_id, entry.step_id, entry.layer.map(u32::from), entry.rows.map(u32::from)];
+        for number in numbers {
+            self.0.update(number.map_or(-1, i64::from).to_le_bytes());
+        }
+        self.bytes(entry.name.as_bytes());
+        self.0.update((entry.values.len() as u64).to_le_bytes());
+        entry.values.iter().for_each(|n| self.0.update(n.to_le_bytes()));
+        self.0.update(entry.draft_probs.as_ref().map_or(-1, |probs| probs.len() as i64).to_le_bytes());
+        entry.draft_probs.iter().flatten().for_each(|p| self.0.update(p.to_bits().to_le_bytes()));
+    }
+
+    /// In hexadecimal.
+    fn finish(self) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 /// Entries on their way into the file.
@@ -227,6 +268,8 @@ pub struct PartialFile {
     part: PartHandle,
     name: String,
     manifest: Manifest,
+    /// The manifest as it is stored, and the digest of all.
+    stored: (String, String),
     fingerprint: [u8; 32],
 }
 
@@ -261,13 +304,14 @@ impl PartialFile {
         }
         let missing = |key: &str| corrupt(path, format!("its metadata has no {key}"));
         let name = value(NAME_KEY).ok_or_else(|| missing(NAME_KEY))?.to_owned();
-        let manifest = value(MANIFEST_KEY).ok_or_else(|| missing(MANIFEST_KEY))?;
-        let manifest: Manifest = serde_json::from_str(manifest).map_err(|e| corrupt(path, format!("{MANIFEST_KEY}: {e}")))?;
+        let text = value(MANIFEST_KEY).ok_or_else(|| missing(MANIFEST_KEY))?;
+        let stored = (text.to_owned(), value(DIGEST_KEY).ok_or_else(|| missing(DIGEST_KEY))?.to_owned());
+        let manifest: Manifest = serde_json::from_str(text).map_err(|e| corrupt(path, format!("{MANIFEST_KEY}: {e}")))?;
         if let Some(fault) = manifest_fault(&manifest) {
             return Err(corrupt(path, format!("{MANIFEST_KEY}: {fault}")));
         }
         let fingerprint = sha256(&mut file).map_err(cannot("read"))?;
-        Ok(Self { part, name, manifest, fingerprint })
+        Ok(Self { part, name, manifest, stored, fingerprint })
     }
 
     /// The file.
@@ -296,6 +340,7 @@ impl PartialFile {
     /// When the file cannot be read or has more than its bytes can stand for, and what the sink says.
     pub fn each(&self, mut sink: impl FnMut(Entry) -> Result<(), String>) -> Result<(), TraceError> {
         let mut budget = Budget::new(schema::PARTIAL, std::slice::from_ref(&self.part))?;
+        let mut digest = ContentDigest::new(&self.name, &self.stored.0);
         read_part(&self.part, schema::PARTIAL, &schema::partial(), &mut budget, |rows, budget| {
             let kinds = rows.words(col::KIND, EntryKind::parse)?;
             let mut entries: Vec<Entry> = kinds.into_iter().map(|kind| Entry::new(kind, "", Vec::new())).collect();
@@ -326,10 +371,15 @@ impl PartialFile {
             })?;
             for (at, entry) in entries.into_iter().enumerate() {
                 let kind = entry.kind.as_str();
+                digest.add(&entry);
                 sink(entry).map_err(|what| rows.error(at, &format!("{kind}: {what}")))?;
             }
             Ok(())
-        })
+        })?;
+        if digest.finish() != self.stored.1 {
+            return Err(corrupt(self.path(), "its rows are not those that were written: make it again from its trace"));
+        }
+        Ok(())
     }
 }
 

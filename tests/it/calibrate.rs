@@ -115,6 +115,8 @@ fn what_is_no_table_or_anothers_is_refused() {
         (vec!["calibrate", "--model", "demo", "--rows", "17"], 2, "17"),
         (vec!["calibrate", "--model", "demo", "--context", "4000000"], 2, "has room for"),
         (vec!["calibrate", "--model", "nowhere"], 2, "nowhere"),
+        (vec!["calibrate", "--model", "demo", "--unions", "1000"], 2, "--unions 1000"),
+        (vec!["export", &table, "--format", "sps", "-o", &table], 2, "write elsewhere"),
     ] {
         let (code, stdout, stderr) = run(dir.path(), &args);
         assert_eq!((code, stdout.as_str(), stderr.lines().count()), (wanted, "", 1), "{args:?}: {stderr}");

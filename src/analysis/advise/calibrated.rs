@@ -7,6 +7,9 @@ use crate::metric::advice::CostSource;
 use crate::metric::costs::CostTable;
 use crate::trace::manifest::{Manifest, ModelShape};
 
+/// Share of the variance that experts and rows must explain for their costs to be used.
+const MIN_R2: f64 = 0.5;
+
 /// What a table's passes cost: µs for each distinct expert in one layer, µs for each further row, and the share of the variance that the
 /// two explain; the plane of least squares through the cells' medians.
 ///
@@ -63,16 +66,25 @@ fn word(n: Option<u32>) -> String {
 }
 
 impl StepCost {
-    /// The costs that `table` has for the trace of `manifest`.
+    /// The costs that `table` has for the trace of `manifest`, whose windows have `rows` rows.
     ///
     /// The decode step is its cell of one row and k experts; fixed = decode - per_expert k layers - per_row, so that it costs that.
     ///
     /// # Errors
     /// Why it gives none, as half a sentence.
-    pub fn calibrated(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>) -> Result<Self, String> {
+    pub fn calibrated(table: &CostTable, manifest: &Manifest, rows: usize, draft_cost: Option<f64>) -> Result<Self, String> {
         let (per_expert, per_row, r2) = slopes(table)?;
         if per_expert <= 0.0 {
-            return Err("the calibrated time per distinct expert is not above 0".into());
+            return Err("the calibrated time per distinct expert is not above 0; calibrate on an idle machine, with more --repeats".into());
+        }
+        if per_row < 0.0 {
+            return Err("the calibrated time per row is below 0; calibrate on an idle machine, with more --repeats".into());
+        }
+        if let Some(r2) = r2.filter(|&r2| r2 < MIN_R2) {
+            return Err(format!(
+                "experts and rows explain {:.0} % of the variance of the calibrated times, too little to go by",
+                r2 * 100.0
+            ));
         }
         let decode = table.decode().ok_or("the table has no decode pass")?.pass.us;
         let per_draft = match (draft_cost, manifest.drafter.kind.as_str(), table.draft) {
@@ -99,6 +111,13 @@ impl StepCost {
         )];
         if table.device != manifest.device.name {
             assumptions.push(format!("the trace was recorded on {}, another device than the table's", manifest.device.name));
+        }
+        if table.model.name != manifest.model.name {
+            assumptions.push(format!("the table is of {}, a model of the same shape", table.model.name));
+        }
+        let most = table.cells.iter().map(|c| usize::from(c.rows)).max().unwrap_or(1);
+        if most < rows {
+            assumptions.push(format!("the table has passes of up to {most} rows: costs of up to {rows} are extrapolated"));
         }
         let experts = f64::from(table.model.experts_per_token) * f64::from(table.model.moe_layers);
         let fixed = decode - per_expert * experts - per_row;
@@ -143,7 +162,7 @@ mod tests {
         let table = table(&[(1, 2, 10.0), (2, 4, 15.0), (3, 2, 12.0), (3, 6, 20.0)]);
         let mut manifest = manifest(&[1, 2], 64, 2);
         "mtp".clone_into(&mut manifest.drafter.kind);
-        let cost = StepCost::calibrated(&table, &manifest, None).unwrap();
+        let cost = StepCost::calibrated(&table, &manifest, 4, None).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
         near(cost.per_expert, 1.0);
         near(cost.per_row, 1.0);
@@ -152,10 +171,22 @@ mod tests {
         // Two layers with 6 experts each, three rows, two drafts: 20 and 8.
         near(cost.passes(1.0, 3.0, 12.0) + cost.drafting(1.0, 2.0), 28.0);
         assert_eq!(cost.source, CostSource::Calibrated);
-        assert!(cost.assumptions[1].contains("another device"));
-        near(StepCost::calibrated(&table, &manifest, Some(0.5)).unwrap().per_draft, 5.0);
+        assert!(cost.assumptions[1].contains("another device") && cost.assumptions[2].contains("up to 3 rows: costs of up to 4"));
+        assert_eq!(StepCost::calibrated(&table, &manifest, 3, None).unwrap().assumptions.len(), 2);
+        near(StepCost::calibrated(&table, &manifest, 3, Some(0.5)).unwrap().per_draft, 5.0);
         "eagle".clone_into(&mut manifest.drafter.kind);
-        assert!(StepCost::calibrated(&table, &manifest, None).unwrap_err().contains("a draft by eagle"));
+        assert!(StepCost::calibrated(&table, &manifest, 4, None).unwrap_err().contains("a draft by eagle"));
+    }
+
+    /// Times that a loaded machine can give, by which more rows or experts would cost less.
+    #[test]
+    fn times_that_make_no_sense_are_not_used() {
+        let mut manifest = manifest(&[1, 2], 64, 2);
+        "mtp".clone_into(&mut manifest.drafter.kind);
+        let why = |cells: &[(u16, u16, f64)]| StepCost::calibrated(&table(cells), &manifest, 3, None).unwrap_err();
+        assert!(why(&[(1, 2, 30.0), (2, 2, 20.0), (3, 2, 10.0), (3, 4, 12.0)]).contains("per row is below 0"));
+        assert!(why(&[(1, 2, 10.0), (2, 2, 20.0), (3, 2, 30.0), (3, 4, 22.0)]).contains("per distinct expert is not above 0"));
+        assert!(why(&[(1, 2, 10.0), (2, 2, 50.0), (3, 2, 10.0), (3, 6, 60.0), (2, 4, 10.0)]).contains("of the variance"));
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub fn advice(
     };
     let measured = match &wanted.costs {
         _ if wanted.model_only => Err("the model of bytes was asked for".to_owned()),
-        Some(table) => StepCost::calibrated(table, input.manifest, wanted.draft_cost),
+        Some(table) => StepCost::calibrated(table, input.manifest, rows, wanted.draft_cost),
         None => measured(),
     };
     let measured_unused_because = measured.as_ref().err().cloned();

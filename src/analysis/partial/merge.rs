@@ -6,7 +6,7 @@ use crate::analysis::AnalysisError;
 use crate::analysis::pass::PassCounts;
 use crate::analysis::trees::Trees;
 use crate::trace::Manifest;
-use crate::trace::manifest::{Instrumentation, Warning};
+use crate::trace::manifest::{Instrumentation, Warning, word};
 use std::collections::HashMap;
 
 /// Most partials of one report.
@@ -32,6 +32,14 @@ pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
         let reason = format!("{} and {} are the same partial report; its requests would count twice", first.origin, second.origin);
         return Err(AnalysisError::Incomparable { reason });
     }
+    // Recordings begin at times of their own; what was imported has none, and is told by its tokens.
+    let recording = |part: &Partial| Some((part.manifest.started_unix_ns, part.manifest.token_hash.clone()?, part.steps.len()));
+    for (at, part) in parts.iter().enumerate() {
+        if let Some(same) = parts[..at].iter().find(|other| recording(part).is_some() && recording(other) == recording(part)) {
+            let reason = format!("{} and {} are of the same recording; its requests would count twice", same.origin, part.origin);
+            return Err(AnalysisError::Incomparable { reason });
+        }
+    }
     if parts.len() == 1 {
         return Ok(parts.remove(0));
     }
@@ -53,7 +61,7 @@ pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
         origin: first.origin.clone(),
         fingerprint: first.fingerprint,
         name: name_of(&parts),
-        manifest: manifest_of(&parts),
+        manifest: manifest_of(&parts, requests.keep),
         steps: Vec::new(),
         times: Vec::new(),
         draft_probs: Vec::new(),
@@ -182,9 +190,11 @@ fn counts_of(parts: Vec<Partial>, requests: &Numbers, steps: &Numbers, whole: &P
 
 /// What must be the same for numbers to be of one thing.
 fn comparable(a: &Partial, b: &Partial) -> Result<(), AnalysisError> {
-    let differ = |what: &str, of_a: &dyn std::fmt::Debug, of_b: &dyn std::fmt::Debug| {
-        let reason =
-            format!("partial reports of different {what} are not put together: {} has {of_a:?}, {} has {of_b:?}", a.origin, b.origin);
+    let differ = |what: &str, of_a: &dyn std::fmt::Display, of_b: &dyn std::fmt::Display| {
+        let reason = format!(
+            "partial reports of different {what} are not put together: {} has {of_a}, {} has {of_b}; make a report of each kind",
+            a.origin, b.origin
+        );
         Err(AnalysisError::Incomparable { reason })
     };
     let (m, n) = (&a.manifest, &b.manifest);
@@ -195,25 +205,25 @@ fn comparable(a: &Partial, b: &Partial) -> Result<(), AnalysisError> {
         return differ("numbers of experts", &m.model.experts, &n.model.experts);
     }
     if m.model.moe_layers != n.model.moe_layers {
-        return differ("routed layers", &m.model.moe_layers, &n.model.moe_layers);
+        return differ("routed layers", &m.model.moe_layers.len(), &n.model.moe_layers.len());
     }
     if m.model != n.model {
         return differ("models", &m.model.name, &n.model.name);
     }
     if m.drafter != n.drafter {
-        return differ("drafters or draft lengths", &(m.drafter.label(), m.drafter.draft_len), &(n.drafter.label(), n.drafter.draft_len));
+        return differ("drafters or draft lengths", &drafting(m), &drafting(n));
     }
     if m.id_space != n.id_space {
-        return differ("id spaces", &m.id_space, &n.id_space);
+        return differ("id spaces", &word(&m.id_space), &word(&n.id_space));
     }
     if m.window_completeness != n.window_completeness {
-        return differ("window completeness", &m.window_completeness, &n.window_completeness);
+        return differ("window completeness", &word(&m.window_completeness), &word(&n.window_completeness));
     }
     if m.acceptance_known != n.acceptance_known {
         return differ("knowledge of acceptance", &m.acceptance_known, &n.acceptance_known);
     }
     if m.verification != n.verification {
-        return differ("verification", &m.verification, &n.verification);
+        return differ("verification", &word(&m.verification), &word(&n.verification));
     }
     if m.router_weights != n.router_weights {
         return differ("knowledge of gate weights", &m.router_weights, &n.router_weights);
@@ -230,6 +240,13 @@ fn comparable(a: &Partial, b: &Partial) -> Result<(), AnalysisError> {
     Ok(())
 }
 
+fn drafting(manifest: &Manifest) -> String {
+    match manifest.drafter.draft_len {
+        Some(n) => format!("{}, {n} drafts a step", manifest.drafter.label()),
+        None => manifest.drafter.label().to_owned(),
+    }
+}
+
 /// The names in their order, the first few of many.
 fn name_of(parts: &[Partial]) -> String {
     let mut names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
@@ -239,7 +256,7 @@ fn name_of(parts: &[Partial]) -> String {
 }
 
 /// The facts of all: those that differ are unknown, with a warning that names them.
-fn manifest_of(parts: &[Partial]) -> Manifest {
+fn manifest_of(parts: &[Partial], keep: bool) -> Manifest {
     let manifests = || parts.iter().map(|part| &part.manifest);
     // Ordered by fingerprint: the same whatever the order of the arguments.
     let mut whole = parts[0].manifest.clone();
@@ -248,7 +265,9 @@ fn manifest_of(parts: &[Partial]) -> Manifest {
     whole.started_unix_ns = manifests().map(|m| m.started_unix_ns).min().unwrap_or_default();
     whole.ended_unix_ns = manifests().map(|m| m.ended_unix_ns).try_fold(i64::MIN, |last, ended| Some(last.max(ended?)));
     whole.complete = manifests().all(|m| m.complete);
-    whole.incomplete_reason = manifests().filter_map(|m| m.incomplete_reason.clone()).min();
+    // Of several it is said which.
+    let incomplete = |part: &Partial| Some(format!("{}: {}", part.name, part.manifest.incomplete_reason.as_ref()?));
+    whole.incomplete_reason = parts.iter().filter_map(incomplete).min();
     whole.text_stored = false;
     whole.format_version = manifests().map(|m| m.format_version.clone()).max().unwrap_or_default();
     whole.written_by = manifests().map(|m| m.written_by.clone()).max().unwrap_or_default();
@@ -283,6 +302,10 @@ fn manifest_of(parts: &[Partial]) -> Manifest {
     }
     let message =
         format!("put together from {} partial reports, whose runs differ in, or together have no, {}", parts.len(), unknown.join(", "));
+    // Only where requests had the same numbers are they numbered anew, and resampled in another order than in one trace.
+    let renumbered = "; requests are numbered anew, by their old numbers and the files' fingerprints, so that intervals may differ a little \
+                      from those of one trace that holds them all";
+    let message = if keep { message } else { message + renumbered };
     whole.warnings.push(Warning::new("merged_partials", message));
     whole
 }
