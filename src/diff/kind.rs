@@ -105,7 +105,9 @@ fn fact(kind: Kind, report: &Report, other: &RunFacts) -> String {
             let m = &run.model;
             // A largest id seen says little of the model: the number counts where both know it.
             let experts = if m.experts_known && other.model.experts_known { m.experts.to_string() } else { "some".to_owned() };
-            let shape = format!("{} layers, {} of {experts} experts", m.layers, m.experts_per_token);
+            let made = if m.synthetic { ", synthetic weights" } else { "" };
+            let routing = m.routing.as_ref().map_or_else(String::new, |plan| format!(", routing {plan}"));
+            let shape = format!("{} layers, {} of {experts} experts{made}{routing}", m.layers, m.experts_per_token);
             // The fingerprint covers the stored format, so across formats it always differs: there the shape decides. A name says
             // nothing where both fingerprints are known.
             match (&m.identity, &other.model.identity) {

@@ -104,7 +104,13 @@ impl CheckpointFiles {
 
     /// The error for a file that must be there and is not.
     pub fn absent(&self, file: &str) -> EngineError {
-        let reason = "is not there; name the folder of a checkpoint in the Hugging Face layout, or `demo`".to_owned();
+        let reason = match self {
+            Self::Directory(_) => "is not there; name the folder of a checkpoint in the Hugging Face layout, or `demo`",
+            Self::Embedded { .. } => {
+                "is not there: a synthetic model of this shape takes no text; give token ids by `token_ids` in --prompts, or by --prompt-tokens"
+            }
+        };
+        let reason = reason.to_owned();
         EngineError::Checkpoint { path: self.path(file), reason }
     }
 

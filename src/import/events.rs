@@ -143,6 +143,8 @@ impl Sink {
                 quantisation: config.quantisation.unwrap_or_else(unknown),
                 bytes_per_expert: None,
                 bytes_other_per_step: None,
+                synthetic: false,
+                routing: None,
             },
             drafter: DrafterInfo { kind: source.drafter.clone(), draft_len: source.draft_len, bytes_per_draft: None, external: None },
             sampling: source.sampling.clone(),

@@ -25,6 +25,7 @@ mod safetensors_files;
 mod shapes;
 mod speculation;
 mod sweep;
+mod synthetic;
 mod text;
 mod trace;
 mod workloads;
