@@ -18,8 +18,12 @@ test-fast:
 kernels:
     python3 kernels/build.py
 
+# Measure the CUDA engine on this machine's GPU into reports/gpu/ (needs the driver and the built program); not yet run on one
+gpu program="specprof":
+    reports/gpu/measure.sh {{program}}
+
 # Parity of every kernel on this machine's GPU by its own driver (needs numpy); not yet run on one
-gpu image="sm_90a":
+gpu-parity image="sm_90a":
     python3 tests/emulator/parity.py libcuda.so.1 kernels/prebuilt/{{image}}.cubin.gz
 
 # Format

@@ -5,6 +5,7 @@ mod render;
 mod summary;
 
 use super::exit::Failure;
+use super::run_args::{Quant, synthetic};
 use super::ui::Ui;
 use crate::engine::cuda::CudaSides;
 use crate::engine::presets::{PRESETS, Preset};
@@ -30,9 +31,12 @@ The forecast is a model of bytes, not a measurement; `specprof model MODEL --jso
 )]
 pub struct Args {
     /// A checkpoint's folder, `demo` (the built-in model), or a preset without weights: ling-3.0-flash, ling-3.0-flash-fp8,
-    /// ling-3.0-flash-fp4, ling-3.0-flash-int4, ling-3.0-tiny
+    /// ling-3.0-flash-fp4, ling-3.0-flash-int4, ling-3.0-tiny; or synthetic:SHAPE, as `record --model` makes it
     #[arg(value_name = "MODEL")]
     model: PathBuf,
+    /// How a synthetic model's weights are stored [default: bf16]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    quant: Option<Quant>,
     /// Context length in tokens for the bytes of the attention cache
     #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000_000))]
     context: u32,
@@ -81,9 +85,11 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
             false => ui.result(&drafter.text(ui.width(), ui.color())),
         };
     }
-    let summary = match args.model.to_str().and_then(Preset::find) {
-        Some(preset) => Summary::of_preset(&preset, args.context as usize, &args.rows.0)?,
-        None => Summary::of_checkpoint(&open(&args.model)?, args.context as usize, &args.rows.0),
+    let made_up = synthetic(&args.model, args.quant)?;
+    let summary = match (made_up, args.model.to_str().and_then(Preset::find)) {
+        (Some(model), _) => Summary::of_synthetic(&model, args.context as usize, &args.rows.0)?,
+        (None, Some(preset)) => Summary::of_preset(&preset, args.context as usize, &args.rows.0)?,
+        (None, None) => Summary::of_checkpoint(&open(&args.model)?, args.context as usize, &args.rows.0),
     };
     if args.json { ui.result(&json(&summary)?) } else { ui.result(&render::text(&summary, ui.width(), ui.color())) }
 }

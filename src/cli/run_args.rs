@@ -2,18 +2,29 @@
 
 use super::exit::Failure;
 use crate::engine::drafter::DraftKind;
+use crate::engine::presets::Layout;
 use crate::engine::sampling::Sampling;
-use crate::engine::{Checkpoint, DsparkCheckpoint};
-use crate::record::{Options, Prompt, RecordError, Workload, workload};
-use std::path::PathBuf;
+use crate::engine::synthetic::Synthetic;
+use crate::engine::{Checkpoint, DsparkCheckpoint, Routing};
+use crate::record::{Options, Prompt, RecordError, Workload, machine, workload};
+use std::path::{Path, PathBuf};
 
 /// Arguments of every recording.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("what_to_run").required(true).multiple(true).args(["prompts", "prompt", "workload"]))]
+#[command(group = clap::ArgGroup::new("what_to_run").required(true).multiple(true).args(["prompts", "prompt", "workload", "prompt_tokens"]))]
 pub(super) struct RunArgs {
-    /// Checkpoint directory, or `demo` for the built-in model
-    #[arg(long, value_name = "DIR|demo", help_heading = "Model")]
+    /// Checkpoint directory, `demo` for the built-in model, or `synthetic:SHAPE` for made-up weights of the shape ling-3.0-flash,
+    /// ling-3.0-tiny or ling-nano
+    #[arg(long, value_name = "DIR|demo|synthetic:SHAPE", help_heading = "Model")]
     pub model: PathBuf,
+    /// How a synthetic model's weights are stored [default: bf16]
+    #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Model")]
+    pub quant: Option<Quant>,
+
+    /// Choose the target's experts by a seeded plan instead of its routers: uniform, zipf:S (popularity by rank^-S), or
+    /// overlap:F (neighbouring rows share F of their experts)
+    #[arg(long, value_name = "model|uniform|zipf:S|overlap:F", default_value_t = Routing::Model, help_heading = "Model")]
+    pub routing: Routing,
 
     /// Checkpoint directory of a separate drafter (with --draft dspark)
     #[arg(long, value_name = "DIR", help_heading = "Drafting")]
@@ -35,6 +46,12 @@ pub(super) struct RunArgs {
     /// Built-in prompts (separate several by commas)
     #[arg(long, value_enum, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["prompts", "prompt"], help_heading = "Workload")]
     pub workload: Vec<BuiltIn>,
+    /// Prompts of so many random token ids
+    #[arg(long, value_name = "N", conflicts_with_all = ["prompts", "prompt", "workload"], value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
+    pub prompt_tokens: Option<u32>,
+    /// Number of prompts (with --prompt-tokens)
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000), requires = "prompt_tokens", help_heading = "Workload")]
+    pub requests: u32,
     /// Tokens to generate per request, unless its line says otherwise
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
     pub max_new_tokens: u32,
@@ -138,6 +155,9 @@ impl RunArgs {
         if let Some(path) = &self.prompts {
             return workload::read(path).map_err(|e| RecordError::from(e).into());
         }
+        if let Some(tokens) = self.prompt_tokens {
+            return Ok(workload::random(tokens as usize, self.requests as usize));
+        }
         if self.workload.is_empty() {
             return Ok(workload::from_texts(&self.prompt));
         }
@@ -147,7 +167,7 @@ impl RunArgs {
 
     /// The model, and the drafter's checkpoint where one is named.
     pub fn open(&self) -> Result<(Checkpoint, Option<DsparkCheckpoint>), Failure> {
-        let checkpoint = Checkpoint::resolve(&self.model)?;
+        let checkpoint = open_model(&self.model, self.quant)?;
         let drafter = self.draft_model.as_deref().map(|dir| DsparkCheckpoint::open(dir, &checkpoint.config)).transpose()?;
         Ok((checkpoint, drafter))
     }
@@ -162,8 +182,50 @@ impl RunArgs {
             min_survival: self.draft_confidence,
             thinking: self.thinking.map(|thinking| thinking == Thinking::On),
             warmup: self.warmup,
+            routing: self.routing,
             ..Options::default()
         }
+    }
+}
+
+/// `--quant`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Quant {
+    /// Everything BF16
+    Bf16,
+    /// FP8 in blocks of 128 x 128, as the released FP8 checkpoint
+    Fp8,
+    /// As fp8, with MXFP4 experts
+    Mxfp4,
+    /// As bf16, with INT4 experts
+    Int4,
+}
+
+impl Quant {
+    /// The storage that it stands for.
+    pub fn layout(self) -> Layout {
+        match self {
+            Self::Bf16 => Layout::Bf16,
+            Self::Fp8 => Layout::Fp8,
+            Self::Mxfp4 => Layout::Fp4,
+            Self::Int4 => Layout::Int4,
+        }
+    }
+}
+
+/// The synthetic model of a name, when it is one's; `--quant` goes with no other.
+pub(super) fn synthetic(name: &Path, quant: Option<Quant>) -> Result<Option<Synthetic>, Failure> {
+    match Synthetic::find(name, quant.map_or(Layout::Bf16, Quant::layout)).transpose()? {
+        None if quant.is_some() => Err(Failure::Input("--quant goes with --model synthetic:SHAPE; a checkpoint is as it is stored".into())),
+        found => Ok(found),
+    }
+}
+
+/// Opens a checkpoint, or makes a synthetic model's weights.
+pub(super) fn open_model(name: &Path, quant: Option<Quant>) -> Result<Checkpoint, Failure> {
+    match synthetic(name, quant)? {
+        Some(model) => Ok(model.open(machine::memory().map(|memory| memory.available))?),
+        None => Ok(Checkpoint::resolve(name)?),
     }
 }
 

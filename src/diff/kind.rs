@@ -107,7 +107,9 @@ fn fact(kind: Kind, report: &Report, other: &RunFacts) -> String {
             let experts = if m.experts_known && other.model.experts_known { m.experts.to_string() } else { "some".to_owned() };
             let both = m.experts_per_token > 0 && other.model.experts_per_token > 0;
             let k = if both { m.experts_per_token.to_string() } else { "some".to_owned() };
-            let shape = format!("{} layers, {k} of {experts} experts", m.layers);
+            let made = if m.synthetic { ", synthetic weights" } else { "" };
+            let routing = m.routing.as_ref().map_or_else(String::new, |plan| format!(", routing {plan}"));
+            let shape = format!("{} layers, {k} of {experts} experts{made}{routing}", m.layers);
             // The fingerprint covers the stored format, so across formats it always differs: there the shape decides. A name says
             // nothing where both fingerprints are known.
             match (&m.identity, &other.model.identity) {

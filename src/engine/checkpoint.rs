@@ -29,6 +29,8 @@ pub struct Checkpoint {
     pub name: String,
     /// Where it came from.
     pub files: CheckpointFiles,
+    /// Whether the weights were made up: see [`super::synthetic`].
+    pub synthetic: bool,
 }
 
 impl Checkpoint {
@@ -73,7 +75,7 @@ impl Checkpoint {
         let weights = tensors::walk(&config, &mut binder)?;
         let inventory = binder.finish(|name| ignored(name, &config))?;
         check_decay(&weights)?;
-        Ok(Self { config, weights, inventory, identity, name: files.name(), files })
+        Ok(Self { config, weights, inventory, identity, name: files.name(), files, synthetic: false })
     }
 
     /// The content of one of its small files, such as `tokenizer.json` or `chat_template.jinja`; `None` when it has none.

@@ -107,9 +107,12 @@ impl CheckpointFiles {
 
     /// The error for a file that must be there and is not.
     pub fn absent(&self, file: &str) -> EngineError {
-        let reason = match self.subfolder_with(file) {
-            Some(folder) => format!("is not there, but in a folder of this one; name {}", folder.display()),
-            None => "is not there; name the folder of a checkpoint in the Hugging Face layout, or `demo`".to_owned(),
+        let reason = match (self, self.subfolder_with(file)) {
+            (Self::Embedded { .. }, _) => "is not there: a synthetic model of this shape takes no text; give token ids by `token_ids` in \
+                                           --prompts, or by --prompt-tokens"
+                .to_owned(),
+            (Self::Directory(_), Some(folder)) => format!("is not there, but in a folder of this one; name {}", folder.display()),
+            (Self::Directory(_), None) => "is not there; name the folder of a checkpoint in the Hugging Face layout, or `demo`".to_owned(),
         };
         EngineError::Checkpoint { path: self.path(file), reason }
     }

@@ -7,7 +7,7 @@ use super::kda::{KdaScratch, KdaState};
 use super::laps::Laps;
 use super::matrix::Matrix;
 use super::mla::{MlaCache, MlaScratch};
-use super::moe::{self, Limits, MoeScratch};
+use super::moe::{self, Limits, MoeScratch, Planned};
 use super::norm::{Damage, check, rms_norm_rows};
 use super::rope::Rope;
 use super::scratch::fit;
@@ -67,6 +67,7 @@ pub(super) struct Place<'a> {
     /// As numbered in the checkpoint.
     pub layer: usize,
     pub limits: Limits,
+    pub planned: Option<Planned<'a>>,
 }
 
 impl Place<'_> {
@@ -110,7 +111,8 @@ impl Place<'_> {
             }
             Mlp::Moe(moe) => {
                 let io = (&*normed, &mut *branch);
-                let chosen = moe::moe(moe, config, self.limits, io, &mut s.moe, &mut laps).map_err(|d| self.damaged("mlp", d, w))?;
+                let chosen =
+                    moe::moe(moe, config, self.limits, self.planned, io, &mut s.moe, &mut laps).map_err(|d| self.damaged("mlp", d, w))?;
                 let weights = if laps.tap.wants_weights() { chosen.weights } else { &[] };
                 laps.tap.routed(self.module, self.layer, chosen.ids, weights);
             }

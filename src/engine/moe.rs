@@ -9,6 +9,7 @@ use super::laps::Laps;
 use super::matmul::matmul;
 use super::norm::{Damage, check, swiglu};
 use super::router::Routing;
+use super::routing_plan::RoutingPlan;
 use super::scratch::fit;
 use super::weights::{GatedMlp, MoeWeights};
 use crate::trace::Component;
@@ -45,6 +46,16 @@ pub(super) struct Chosen<'a> {
     pub weights: &'a [f32],
 }
 
+/// Experts by a plan instead of the router's choice.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Planned<'a> {
+    pub plan: &'a RoutingPlan,
+    /// Number of the layer.
+    pub layer: usize,
+    /// Position of the pass's first row in the text.
+    pub first: usize,
+}
+
 /// SwiGLU limits of a layer, 0 = none.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Limits {
@@ -74,7 +85,8 @@ fn gated(mlp: &GatedMlp, x: &[f32], out: &mut [f32], limit: f32, (gate, up): (&m
     Ok(())
 }
 
-/// Routes and runs the rows of `x` (normed, `[rows, H]`); `out` is `[rows, H]`. Router, experts and shared expert are a lap each.
+/// Routes and runs the rows of `x` (normed, `[rows, H]`); `out` is `[rows, H]`. What is `planned` replaces the router's choice.
+/// Router, experts and shared expert are a lap each.
 ///
 /// # Errors
 /// Where a number stopped being finite.
@@ -82,6 +94,7 @@ pub(super) fn moe<'s>(
     w: &MoeWeights,
     config: &ModelConfig,
     limits: Limits,
+    planned: Option<Planned<'_>>,
     (x, out): (&[f32], &mut [f32]),
     s: &'s mut MoeScratch,
     laps: &mut Laps<'_>,
@@ -99,7 +112,12 @@ pub(super) fn moe<'s>(
     let weights = fit(&mut s.weights, rows * k);
     for row in 0..rows {
         let at = row * k..(row + 1) * k;
-        routing.choose(&mut logits[row * experts..][..experts], &w.bias, biased, &mut ids[at.clone()], &mut weights[at]);
+        let (scores, ids, weights) = (&mut logits[row * experts..][..experts], &mut ids[at.clone()], &mut weights[at]);
+        routing.choose(scores, &w.bias, biased, ids, weights);
+        if let Some(planned) = planned {
+            planned.plan.choose(planned.layer, planned.first, row, ids);
+            routing.adopt(scores, ids, weights);
+        }
     }
     if laps.steer(ids) {
         if ids.iter().any(|id| usize::from(*id) >= experts) {

@@ -105,7 +105,7 @@ impl<'m> Mtp<'m> {
         laps.lap(Component::Embedding);
         // The block's experts are never clamped.
         let limits = Limits::default();
-        let place = Place { config, rope: &self.rope, module: Module::Draft, layer: config.layers, limits };
+        let place = Place { config, rope: &self.rope, module: Module::Draft, layer: config.layers, limits, planned: None };
         let norm = (&*self.block.final_norm, "the draft module's final_layernorm");
         let run = if rows == 0 { Ok(()) } else { place.forward(&self.block.layer, &mut self.state, x, tap, &mut self.scratch) };
         let mut laps = Laps::start(tap, Module::Draft, None);

@@ -63,7 +63,7 @@ impl Preset {
     /// # Errors
     /// As [`Preset::model`].
     pub fn inventory(&self) -> Result<Inventory, EngineError> {
-        let mut counter = Counter { layout: self.layout, inventory: Inventory::default() };
+        let mut counter = Counter::new(self.layout);
         tensors::walk(&self.model()?, &mut counter)?;
         Ok(counter.inventory)
     }
@@ -80,9 +80,16 @@ impl Preset {
 }
 
 /// Counts what a layout would store, without storing anything.
-struct Counter {
+pub(super) struct Counter {
     layout: Layout,
-    inventory: Inventory,
+    pub inventory: Inventory,
+}
+
+impl Counter {
+    /// A counter that has seen nothing.
+    pub fn new(layout: Layout) -> Self {
+        Self { layout, inventory: Inventory::default() }
+    }
 }
 
 impl TensorSource for Counter {
@@ -96,7 +103,7 @@ impl TensorSource for Counter {
             }
             // Two I64 sizes beside every packed matrix.
             Layout::Int4 if routed => Amount { parameters, bytes: parameters / 2 + parameters / 32 * 2 + 16, note_bytes: 16, tensors: 3 },
-            Layout::Fp8 | Layout::Fp4 if fp8(&slot) => {
+            Layout::Fp8 | Layout::Fp4 if stored_as_fp8(&slot) => {
                 Amount { parameters, bytes: parameters + rows.div_ceil(128) * cols.div_ceil(128) * 4, note_bytes: 0, tensors: 2 }
             }
             _ => Amount { parameters, bytes: parameters * 2, note_bytes: 0, tensors: 1 },
@@ -114,7 +121,7 @@ impl TensorSource for Counter {
 }
 
 /// Which matrices the FP8 releases quantise.
-fn fp8(slot: &Slot<'_>) -> bool {
+pub(super) fn stored_as_fp8(slot: &Slot<'_>) -> bool {
     let is = |names: &[&str]| names.iter().any(|name| slot.name.ends_with(&format!(".{name}.weight")));
     match slot.component {
         Component::Kda => !is(&["b_proj"]),

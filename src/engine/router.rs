@@ -69,6 +69,14 @@ impl Routing {
             *w = scores[usize::from(*id)] / sum * self.scaling;
         }
     }
+
+    /// Takes experts that somebody else chose: puts them in descending order of their scores, as [`Routing::choose`] left these, and
+    /// weighs them.
+    pub fn adopt(&self, scores: &[f32], ids: &mut [u16], weights: &mut [f32]) {
+        let score = |id: &u16| scores[usize::from(*id)];
+        ids.sort_unstable_by(|a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
+        self.weigh(scores, ids, weights);
+    }
 }
 
 /// Marks the experts of all but the best groups as NaN.
@@ -160,5 +168,13 @@ mod tests {
         r.choose(&mut [f32::NAN; 8], &[0.0; 8], &mut [0.0; 8], &mut ids, &mut weights);
         assert_eq!(ids, [0, 1, 2, 3]);
         assert!(weights.iter().all(|w| w.is_nan()));
+    }
+
+    #[test]
+    fn experts_of_a_plan_are_weighed_by_their_own_scores() {
+        let r = Routing { normalise: true, scaling: 2.0, ..routing(4, 2, 1, 1) };
+        let (mut ids, mut weights) = ([0, 3], [0.0; 2]);
+        r.adopt(&[0.25, 0.9, 0.8, 0.75], &mut ids, &mut weights);
+        assert_eq!((ids, weights), ([3, 0], [1.5, 0.5]));
     }
 }

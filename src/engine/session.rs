@@ -14,9 +14,10 @@ use super::error::EngineError;
 use super::laps::Laps;
 use super::layer::{LayerScratch, LayerState, Place, damaged_row};
 use super::matmul::matmul;
-use super::moe::Limits;
+use super::moe::{Limits, Planned};
 use super::norm::{all_finite, rms_norm_rows};
 use super::rope::Rope;
+use super::routing_plan::RoutingPlan;
 use super::scratch::fit;
 use super::tap::ForwardTap;
 use super::weights::ModelWeights;
@@ -63,6 +64,7 @@ impl<'a> Forward<'a> {
 pub struct Session<'m> {
     config: &'m ModelConfig,
     weights: &'m ModelWeights,
+    plan: Option<RoutingPlan>,
     states: Vec<LayerState>,
     committed: usize,
     pending: usize,
@@ -136,6 +138,7 @@ impl<'m> Session<'m> {
         Self {
             config,
             weights,
+            plan: None,
             states: weights.layers.iter().map(|w| LayerState::new(w, config)).collect(),
             committed: 0,
             pending: 0,
@@ -146,9 +149,14 @@ impl<'m> Session<'m> {
         }
     }
 
+    /// The timeline with experts by a plan instead of the router's choice, when there is one.
+    pub fn routed_by(self, plan: Option<RoutingPlan>) -> Self {
+        Self { plan, ..self }
+    }
+
     /// Forgets every token, as if it were new.
     pub fn clear(&mut self) {
-        *self = Self::new(self.config, self.weights);
+        *self = Self::new(self.config, self.weights).routed_by(self.plan.take());
     }
 
     /// Committed tokens.
@@ -210,7 +218,8 @@ impl<'m> Session<'m> {
         for (layer, (w, state)) in self.weights.layers.iter().zip(&mut self.states).enumerate() {
             let limit = |list: &[f32]| list.get(layer).copied().unwrap_or(0.0);
             let limits = Limits { expert: limit(&config.expert_limits), shared: limit(&config.shared_limits) };
-            let place = Place { config, rope: &self.rope, module: Module::Target, layer, limits };
+            let planned = self.plan.as_ref().map(|plan| Planned { plan, layer, first });
+            let place = Place { config, rope: &self.rope, module: Module::Target, layer, limits, planned };
             if let Err(error) = place.forward(w, state, x, tap, &mut self.scratch) {
                 for state in &mut self.states[..=layer] {
                     state.truncate(self.committed, self.pending);

@@ -38,6 +38,8 @@ impl Checkpoint {
             quantisation: self.expert_format().to_owned(),
             bytes_per_expert: Some(self.inventory.bytes_per_expert(config)),
             bytes_other_per_step: Some(self.inventory.other_bytes_per_step()),
+            synthetic: self.synthetic,
+            routing: None,
         }
     }
 }

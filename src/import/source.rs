@@ -90,6 +90,8 @@ impl Source {
                 quantisation: config.quantisation.unwrap_or_else(unknown),
                 bytes_per_expert: None,
                 bytes_other_per_step: None,
+                synthetic: false,
+                routing: None,
             },
             drafter: DrafterInfo { kind: self.drafter.clone(), draft_len: self.draft_len, bytes_per_draft: None, external: None },
             sampling: self.sampling.clone(),

@@ -5,7 +5,7 @@ use super::{Plan, RecordError};
 use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint};
 use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, MtpDrafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
-use crate::engine::{EngineError, Session};
+use crate::engine::{EngineError, Routing, Session};
 use crate::trace::manifest::{DeviceInfo, GraphCounts, Warning};
 use crate::trace::{DeviceSensor, Manifest};
 use std::rc::Rc;
@@ -39,7 +39,13 @@ impl<'p> Backend<'p> {
         let no_mtp = || RecordError::NoMtp { model: checkpoint.name.clone() };
         if plan.options.backend == BackendKind::Cpu {
             let drafter = plan.build_drafter()?;
-            return Ok(Self { target: Box::new(Session::new(config, weights)), drafter, device: None });
+            let session = Session::new(config, weights).routed_by(plan.routing_plan()?);
+            return Ok(Self { target: Box::new(session), drafter, device: None });
+        }
+        if plan.options.routing != Routing::Model {
+            return Err(
+                EngineError::Device("it routes by the model's routers alone so far; use --backend cpu with --routing".into()).into()
+            );
         }
         let device = Device::open()?;
         let drafts = draft == DraftKind::Mtp;

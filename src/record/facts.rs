@@ -1,11 +1,11 @@
 //! What a trace's manifest says of the model, the machine and the way tokens are chosen.
 
 use super::Plan;
-use crate::engine::Checkpoint;
 use crate::engine::drafter::DraftKind;
 use crate::engine::forecast::StepBytes;
 use crate::engine::tensors::Component;
 use crate::engine::weights::{Mlp, MoeWeights};
+use crate::engine::{Checkpoint, Routing};
 use crate::trace::manifest::{
     DeviceInfo, DrafterInfo, ExternalDrafter, IdSpace, Instrumentation, Manifest, ModelShape, SamplingInfo, Verification,
     WindowCompleteness,
@@ -42,6 +42,8 @@ pub fn model_shape(checkpoint: &Checkpoint) -> ModelShape {
         quantisation: first_expert.map_or("none", |e| e.gate.format().name()).to_owned(),
         bytes_per_expert: first_expert.map(|e| (e.gate.bytes() + e.up.bytes() + e.down.bytes()) as u64),
         bytes_other_per_step: Some(inventory.target_total().bytes.saturating_sub(not_always)),
+        synthetic: checkpoint.synthetic,
+        routing: None,
     }
 }
 
@@ -57,7 +59,10 @@ pub fn run_facts(plan: &Plan<'_>, started_unix_ns: i64) -> Manifest {
         incomplete_reason: None,
         started_unix_ns,
         ended_unix_ns: None,
-        model: model_shape(plan.checkpoint),
+        model: ModelShape {
+            routing: (options.routing != Routing::Model).then(|| options.routing.to_string()),
+            ..model_shape(plan.checkpoint)
+        },
         drafter: DrafterInfo {
             kind: options.draft.as_str().to_owned(),
             draft_len: Some(small(draft_len)),

@@ -8,7 +8,9 @@ use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::sampling::Sampling;
 use crate::engine::speculate::Settings;
 use crate::engine::tokenizer::Tokenizer;
-use crate::engine::{Checkpoint, EngineError};
+use crate::engine::{Checkpoint, EngineError, Routing, RoutingPlan};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use std::path::PathBuf;
 
 /// Longest prefill step: the rows of a step are counted in 16 bits.
@@ -45,6 +47,8 @@ pub struct Options {
     pub warmup: u32,
     /// What runs the model.
     pub backend: BackendKind,
+    /// What chooses the target's experts; a plan is seeded as the sampling is.
+    pub routing: Routing,
 }
 
 impl Default for Options {
@@ -64,6 +68,7 @@ impl Default for Options {
             thinking: None,
             warmup: 0,
             backend: BackendKind::Cpu,
+            routing: Routing::Model,
         }
     }
 }
@@ -123,6 +128,7 @@ impl<'c> Plan<'c> {
         if options.draft == DraftKind::Mtp && checkpoint.weights.mtp.is_none() {
             return Err(RecordError::NoMtp { model: checkpoint.name.clone() });
         }
+        RoutingPlan::new(options.routing, options.sampling.seed, &checkpoint.config)?;
         let drafter = drafter.filter(|_| options.draft == DraftKind::Dspark);
         check_drafter(drafter, &options)?;
         let texts = Texts::open(checkpoint)?;
@@ -151,6 +157,14 @@ impl<'c> Plan<'c> {
             None => self.options.draft.build(&model.config, &model.weights),
         };
         built.ok_or_else(|| RecordError::NoMtp { model: model.name.clone() })
+    }
+
+    /// The plan that chooses the target's experts; `None` where its router does.
+    ///
+    /// # Errors
+    /// When the model's experts do not allow it, which [`Plan::with_drafter`] has refused.
+    pub fn routing_plan(&self) -> Result<Option<RoutingPlan>, EngineError> {
+        RoutingPlan::new(self.options.routing, self.options.sampling.seed, &self.checkpoint.config)
     }
 
     /// Drafts that every window has unless the context ends; `None` of a drafter that proposes as it likes.
@@ -216,6 +230,13 @@ fn check_drafter(drafter: Option<&DsparkCheckpoint>, options: &Options) -> Resul
     Ok(())
 }
 
+/// Seeded ids below `vocab`.
+fn random_ids(tokens: usize, stream: u64, vocab: usize, seed: u64) -> Vec<u32> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(stream);
+    (0..tokens).map(|_| random.random_range(0..vocab as u32)).collect()
+}
+
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
@@ -243,6 +264,10 @@ impl Texts {
         let refuse = |message: String| WorkloadError::prompt(&prompt.origin, message);
         let tokens = match &prompt.source {
             PromptSource::Tokens(ids) => ids.clone(),
+            PromptSource::Random { tokens, .. } if *tokens > context => {
+                return Err(refuse(format!("{tokens} prompt tokens do not fit the model's context of {context}; give fewer")).into());
+            }
+            PromptSource::Random { tokens, stream } => random_ids(*tokens, *stream, checkpoint.config.vocab, options.sampling.seed),
             PromptSource::Text(text) => self.tokenizer(checkpoint)?.encode(text, true)?,
             PromptSource::Messages { messages, enable_thinking } => {
                 let template = self.template(checkpoint)?.ok_or_else(|| {

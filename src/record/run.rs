@@ -4,6 +4,7 @@ use super::backend::Backend;
 use super::bandwidth::copy_gb_per_s;
 use super::facts::run_facts;
 use super::{Plan, RecordError};
+use crate::engine::Routing;
 use crate::engine::clock::Clock;
 use crate::engine::drafter::DraftKind;
 use crate::engine::speculate::{Request, Speculator};
@@ -283,6 +284,18 @@ fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {
     if made < wanted && !totals.interrupted {
         let message = format!("{made} of {wanted} baseline steps were made: the requests were too short for more");
         warnings.push(Warning::new("baseline_short", message));
+    }
+    if plan.checkpoint.synthetic {
+        let message = "the weights are made up: times and bytes are those of the shape, but tokens, acceptance and routes are no model's";
+        warnings.push(Warning::new("synthetic_weights", message));
+    }
+    if plan.options.routing != Routing::Model {
+        let message = format!(
+            "experts were chosen by the plan {}, not by the model's routers: unions and overlaps are the plan's, and what the model says \
+             is not what it was trained to say",
+            plan.options.routing
+        );
+        warnings.push(Warning::new("planned_routing", message));
     }
     if plan.options.draft == DraftKind::Dspark {
         let message = "a block of this drafter costs the same however many of its drafts are verified: advice on other draft lengths, \

@@ -17,6 +17,13 @@ pub enum PromptSource {
     },
     /// Token ids, taken as they are.
     Tokens(Vec<u32>),
+    /// So many random ids of the model's vocabulary, by the run's seed and this stream.
+    Random {
+        /// How many.
+        tokens: usize,
+        /// Which of the run's streams of random ids.
+        stream: u64,
+    },
 }
 
 /// One prompt of the workload.
@@ -109,6 +116,18 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Vec<Prompt>, WorkloadError> {
         return Err(WorkloadError::Empty { path: path.to_owned() });
     }
     Ok(prompts)
+}
+
+/// `requests` prompts of `tokens` random token ids.
+pub fn random(tokens: usize, requests: usize) -> Vec<Prompt> {
+    let prompt = |number: usize| Prompt {
+        source: PromptSource::Random { tokens, stream: number as u64 },
+        id: format!("random-{number}"),
+        max_new_tokens: None,
+        tags: "{}".to_owned(),
+        origin: "--prompt-tokens".to_owned(),
+    };
+    (0..requests).map(prompt).collect()
 }
 
 /// Prompts of the command line's texts.

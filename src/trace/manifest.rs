@@ -105,6 +105,11 @@ fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_no(value: &bool) -> bool {
+    !*value
+}
+
 /// One Parquet file of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartFile {
@@ -151,6 +156,12 @@ pub struct ModelShape {
     pub bytes_per_expert: Option<u64>,
     /// Weight bytes that every decode step reads besides routed experts, when known.
     pub bytes_other_per_step: Option<u64>,
+    /// Whether the weights were made up by a seeded function: the shape is the model's, its text means nothing.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub synthetic: bool,
+    /// What chose the target's experts, as `zipf:1.2`, where it was a plan; absent where it was the model's router.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<String>,
 }
 
 impl ModelShape {

@@ -143,6 +143,8 @@ impl Synth {
                 quantisation: "f32".into(),
                 bytes_per_expert: Some(3 * 64 * 32 * 4),
                 bytes_other_per_step: Some(100 * 3 * 64 * 32 * 4),
+                synthetic: false,
+                routing: None,
             },
             drafter: DrafterInfo {
                 kind: "ngram".into(),

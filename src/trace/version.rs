@@ -7,7 +7,8 @@
 //! * **1.2**: `steps.draft_confidences`; `steps.pass_id`, the forward pass that steps of several requests share; `drafter.external`; `instrumentation.warmup_requests`
 //!   and `graphs`; and
 //!   what a foreign engine did not say: null in `sampling`, `drafter.draft_len` and sizes of `model`, `unknown` as a word,
-//!   `host_times`, `acceptance_known`, `passes_known`, `irregular_steps`, `model.experts_known`, `expert_counts`; steps without host times.
+//!   `host_times`, `acceptance_known`, `passes_known`, `irregular_steps`, `model.experts_known`, `expert_counts`; steps without host times;
+//!   `model.synthetic`, `model.routing`; a device's values in `telemetry`.
 //!
 //! An additional column, table or manifest key is a new minor version; anything that makes an older
 //! reader misunderstand the data is a new major version.

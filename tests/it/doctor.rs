@@ -90,3 +90,24 @@ fn doctor_says_where_it_looked_for_cupti() {
     assert_eq!(cupti(folder.path()), format!("{named}/libcupti.so.13"));
     assert_eq!(cupti(&folder.path().join("libcupti.so.13")), format!("{named}/libcupti.so.13"));
 }
+
+/// What measures a GPU says so when there is none, and takes no emulator for one.
+#[test]
+fn the_script_that_measures_a_gpu_refuses_to_measure_nothing() {
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/gpu/measure.sh");
+    let program = assert_cmd::cargo::cargo_bin("specprof");
+    let measure = |program: &std::path::Path, knobs: &[(&str, &str)]| {
+        let folder = crate::kernels::emulator().parent().unwrap();
+        let mut command = std::process::Command::new("sh");
+        command.arg(&script).arg(program).env("LD_LIBRARY_PATH", folder).envs(knobs.iter().copied());
+        let out = command.output().unwrap();
+        assert!(out.stdout.is_empty(), "{out:?}");
+        (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (code, stderr) = measure(&program, &[]);
+    assert!(code == 3 && stderr.contains("emulator: its times mean nothing"), "{code} {stderr}");
+    let (code, stderr) = measure(&program, &[("EMU_DEVICES", "0")]);
+    assert!(code == 3 && stderr.contains("no GPU that the CUDA engine can use") && stderr.contains("has no device"), "{code} {stderr}");
+    let (code, stderr) = measure(std::path::Path::new("/nowhere/specprof"), &[]);
+    assert!(code == 2 && stderr.contains("no such program"), "{code} {stderr}");
+}

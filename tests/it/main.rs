@@ -27,6 +27,7 @@ mod safetensors_files;
 mod shapes;
 mod speculation;
 mod sweep;
+mod synthetic;
 mod text;
 mod trace;
 mod workloads;

@@ -177,6 +177,8 @@ pub fn manifest(layers: &[u16], experts: u16, k: u16) -> Manifest {
             quantisation: "bf16".into(),
             bytes_per_expert: Some(12288),
             bytes_other_per_step: None,
+            synthetic: false,
+            routing: None,
         },
         drafter: DrafterInfo { kind: "mtp".into(), draft_len: Some(3), bytes_per_draft: None, external: None },
         sampling: Some(SamplingInfo { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, max_new_tokens: 64, ignore_eos: false }),

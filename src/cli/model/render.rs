@@ -38,6 +38,9 @@ fn head(out: &mut String, s: &Summary, width: usize, color: bool) {
         let (available, total) = (bytes(available as f64), bytes(total as f64));
         lines.push(format!("the weights {verdict} host memory: {available} of {total} are available"));
     }
+    if s.source == "synthetic" {
+        lines.push("the weights are made up by a seeded function when it is recorded: what it says means nothing".to_owned());
+    }
     if let Some(identity) = &s.identity {
         lines.push(format!("identity {}", identity.get(..16).unwrap_or(identity)));
     }

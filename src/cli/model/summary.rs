@@ -6,6 +6,7 @@ use crate::engine::error::EngineError;
 use crate::engine::forecast::{ASSUMPTIONS, StepBytes};
 use crate::engine::inventory::{Amount, Inventory};
 use crate::engine::presets::Preset;
+use crate::engine::synthetic::Synthetic;
 use crate::engine::tensors::Component;
 use crate::record::machine;
 use serde::Serialize;
@@ -18,7 +19,7 @@ pub struct Summary {
     pub schema: &'static str,
     /// Checkpoint or preset.
     pub name: String,
-    /// `checkpoint` or `preset` (no weights were read).
+    /// `checkpoint`, `preset` (no weights were read) or `synthetic` (weights are made up when it is recorded).
     pub source: &'static str,
     /// SHA-256 over configuration, tokenizer and weight headers; `null` for presets.
     pub identity: Option<String>,
@@ -172,6 +173,14 @@ impl Summary {
     pub fn of_preset(preset: &Preset, context: usize, rows: &[usize]) -> Result<Self, EngineError> {
         let mut summary = Self::new(preset.name.to_owned(), &preset.model()?, &preset.inventory()?, preset.expert_format(), context, rows);
         summary.source = "preset";
+        Ok(summary)
+    }
+
+    /// Of a synthetic model, none of whose weights are made for it.
+    pub fn of_synthetic(model: &Synthetic, context: usize, rows: &[usize]) -> Result<Self, EngineError> {
+        let format = model.preset.expert_format();
+        let mut summary = Self::new(model.name(), &model.config()?, &model.inventory()?, format, context, rows);
+        summary.source = "synthetic";
         Ok(summary)
     }
 
