@@ -29,7 +29,10 @@ what was recorded stays, marked incomplete.";
 
 /// Run speculative decoding with the router instrumented and write a trace
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(
+    after_long_help = EXAMPLES,
+    override_usage = "specprof record [OPTIONS] --model <DIR|demo> <--prompts FILE|--prompt TEXT|--workload NAME>"
+)]
 pub struct Args {
     #[command(flatten)]
     run: RunArgs,

@@ -33,7 +33,10 @@ on after an interruption: complete recordings are kept, what is missing is recor
 /// The table at the end has a line for every recording, and beside it what the longest draft length of the same drafter,
 /// temperature and tag predicts (see `specprof advise`).
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(
+    after_long_help = EXAMPLES,
+    override_usage = "specprof sweep [OPTIONS] --model <DIR|demo> --out <DIR> <--prompts FILE|--prompt TEXT|--workload NAME>"
+)]
 pub struct Args {
     #[command(flatten)]
     run: RunArgs,

@@ -187,10 +187,10 @@ fn early_reports_are_compared_by_their_intervals() {
     let copy = dir.path().join("early.json");
     fs::copy(&early, &copy).unwrap();
     let more = changed(&copy, "more.json", |r| {
-        for key in ["mean", "p50"] {
-            r["overall"]["union"][key] = 12.into();
+        for key in ["mean", "p50", "p90", "p99", "max"] {
+            r["overall"]["union"][key] = 11.into();
         }
-        r["overall"]["union"]["ci95"] = serde_json::json!([11.9, 12.1]);
+        r["overall"]["union"]["ci95"] = serde_json::json!([10.9, 11.1]);
     });
     let out = diff().args([&copy, &more]).args(["--format", "json"]).assert().code(1);
     let json = json(&out);
