@@ -204,11 +204,11 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.partial {
         return write_partial(args, &paths, ui);
     }
-    if let Some(missing) = paths.iter().find(|path| path.symlink_metadata().is_err()) {
-        return Err(Failure::Input(format!("{}: no such file or directory; name a trace or a partial report", missing.display())));
-    }
     // A file can only be a partial report; several of them are one report, and no trace of their own.
     let partials = paths.iter().filter(|path| path.is_file()).count();
+    if let Some(missing) = paths.iter().find(|path| path.symlink_metadata().is_err()).filter(|_| partials > 0) {
+        return Err(Failure::Input(format!("{}: no such file or directory; name a partial report", missing.display())));
+    }
     if let Some(trace) = paths.iter().find(|path| !path.is_file()).filter(|_| partials > 0) {
         // The file may be none, which is the nearer reason.
         for file in paths.iter().filter(|path| path.is_file()) {

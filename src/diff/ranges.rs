@@ -42,7 +42,7 @@ use Range::{Any, From, Share, UpToOne};
 /// Every key of a report that is a number or a list of them, outside `run`. Intervals (`NAME_ci95`) have their number's range.
 const KEYS: &[(&[&str], Range, Null)] = &[
     (&["tokens_per_step"], From(1.0), Fine),
-    (&["by_position", "conditional_by_position", "host_load"], Share, AndEntries),
+    (&["by_position", "conditional_by_position", "host_load", "throttled"], Share, AndEntries),
     (&["lag_overlap_frac", "lag_jaccard", "step_reuse", "mass_coverage", "r2", "best_share"], Share, Fine),
     (&["top_1pct_share", "decode_share", "threshold", "mass"], Share, Never),
     (&["lift", "popularity_lift", "gain"], UpToOne, Fine),

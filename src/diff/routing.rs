@@ -202,7 +202,7 @@ mod tests {
                 if self.swapped {
                     step.routes.ids.swap(at, at + 1);
                 }
-                if block.layer == self.layer && step.step_id % self.every == 0 {
+                if block.layer == self.layer && step.step_id.is_multiple_of(self.every) {
                     // Row 0 is always kept. Another expert that is not in the row.
                     let row = &mut step.routes.ids[at..at + k];
                     row[0] = (0..512).find(|id| !row.contains(id)).unwrap();

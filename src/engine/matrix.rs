@@ -326,7 +326,7 @@ mod tests {
     fn int4_is_offset_by_eight_for_any_group() {
         for group in [16usize, 32] {
             let cols = 64;
-            let codes: Vec<u8> = (0..cols / 2).map(|j| (2 * j % 16 | ((2 * j + 1) % 16) << 4) as u8).collect();
+            let codes: Vec<u8> = (0..cols / 2).map(|j| ((2 * j % 16) | (((2 * j + 1) % 16) << 4)) as u8).collect();
             let scales: Vec<u8> = (0..cols / group).flat_map(|g| half::bf16::from_f32(g as f32 + 1.0).to_le_bytes()).collect();
             let format = MatrixFormat::Int4 { scales: bytes(scales), scale_format: ScaleFormat::Bf16, group };
             let matrix = Matrix::new(1, cols, bytes(codes), format).unwrap();

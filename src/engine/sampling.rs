@@ -89,7 +89,8 @@ fn exp_of_negative(x: f32) -> f32 {
     let f = t - (rounded - ROUND);
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits());
     let series = 1.0
-        + f * (0.693_147_2 + f * (0.240_226_5 + f * (0.055_504_11 + f * (0.009_618_129 + f * (0.001_333_355_8 + f * 0.000_154_035_3)))));
+        + f * (std::f32::consts::LN_2
+            + f * (0.240_226_5 + f * (0.055_504_11 + f * (0.009_618_129 + f * (0.001_333_355_8 + f * 0.000_154_035_3)))));
     series * f32::from_bits(n.wrapping_add(127) << 23)
 }
 

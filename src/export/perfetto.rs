@@ -98,11 +98,11 @@ fn count_unions(trace: &Trace, steps: &Steps, wanted: &RangeInclusive<u32>) -> R
     let mut counter = Counter::new(trace.manifest().model.experts);
     let mut unions = BTreeMap::new();
     step_routes::for_each(trace, false, |id, routes| {
-        if wanted.contains(&id) {
-            if let Ok(at) = steps.step_id.binary_search(&id) {
-                let accepted = if steps.phase[at] == Phase::Verify { steps.accepted[at] } else { u16::MAX };
-                unions.insert(id, counter.count(routes, accepted));
-            }
+        if wanted.contains(&id)
+            && let Ok(at) = steps.step_id.binary_search(&id)
+        {
+            let accepted = if steps.phase[at] == Phase::Verify { steps.accepted[at] } else { u16::MAX };
+            unions.insert(id, counter.count(routes, accepted));
         }
         Ok::<_, ExportError>(())
     })?;

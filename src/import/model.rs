@@ -162,7 +162,9 @@ impl Keys<'_> {
         let frequency = self.small(&["moe_layer_freq"])?.filter(|&f| f > 0).unwrap_or(1);
         let sparse_step = self.small(&["decoder_sparse_step"])?.filter(|&f| f > 0).unwrap_or(1);
         let mlp_only = self.list("mlp_only_layers").unwrap_or_default();
-        let routed = |l: &u16| *l >= first && l % frequency == 0 && (l + 1) % sparse_step == 0 && !mlp_only.contains(&u64::from(*l));
+        let routed = |l: &u16| {
+            *l >= first && l.is_multiple_of(frequency) && (l + 1).is_multiple_of(sparse_step) && !mlp_only.contains(&u64::from(*l))
+        };
         Ok(Some(all.filter(routed).collect()))
     }
 }

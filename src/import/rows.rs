@@ -234,7 +234,7 @@ fn padding(array: &IdArray, row: usize, experts: Option<u16>) -> Option<Padding>
     if array.layers > 1 && (cells().all(arange) || running(experts.map_or(i32::MAX, i32::from))) {
         return Some(Padding::Arange);
     }
-    cells().all(|cell| is_dummy(cell)).then_some(Padding::Equal)
+    cells().all(is_dummy).then_some(Padding::Equal)
 }
 
 /// Marks runs of identical rows.

@@ -100,7 +100,7 @@ pub fn calibrate(
     let (config, weights) = (&checkpoint.config, &checkpoint.weights);
     let cells = grid.cells(shape.experts, shape.experts_per_token);
     let mut rng = ChaCha8Rng::seed_from_u64(grid.seed);
-    let mut token = || (u64::from(rng.next_u32()) * config.vocab as u64 >> 32) as u32;
+    let mut token = || ((u64::from(rng.next_u32()) * config.vocab as u64) >> 32) as u32;
     let most = cells.last().map_or(1, |c| usize::from(c.0));
     let context: Vec<u32> = (0..grid.context_len).map(|_| token()).collect();
     let window: Vec<u32> = (0..most).map(|_| token()).collect();

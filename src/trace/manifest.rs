@@ -86,7 +86,6 @@ pub mod zero_is_unknown {
     ///
     /// # Errors
     /// Those of the serializer.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
     pub fn serialize<S: Serializer>(value: &u16, serializer: S) -> Result<S::Ok, S::Error> {
         Some(*value).filter(|&n| n > 0).serialize(serializer)
     }

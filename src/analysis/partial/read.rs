@@ -344,7 +344,7 @@ fn check(counts: &PassCounts, plan: &Plan<'_>) -> Result<(), String> {
             }
         }
     }
-    for sum in counts.steps.iter().filter(|sum| counts.paths.get(&sum.at).is_some_and(|&kept| kept > sum.union())) {
+    if let Some(sum) = counts.steps.iter().find(|sum| counts.paths.get(&sum.at).is_some_and(|&kept| kept > sum.union())) {
         let step = plan.steps.steps.get(sum.at as usize).map_or(sum.at, |s| s.step_id);
         return Err(format!("step {step} keeps more experts than it touches"));
     }

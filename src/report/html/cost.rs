@@ -105,7 +105,7 @@ fn scatter(report: &Report) -> Figure {
     let line = |g: &Points| {
         let ((b, a), (low, high)) = fit.zip(svg::range(g.points.iter().map(|p| p.0)))?;
         let rows = cost.us_per_row.map_or(0.0, |c| c * f64::from(g.rows));
-        (high > low).then(|| [(low, a + rows + b * low), (high, a + rows + b * high)])
+        (high > low).then_some([(low, a + rows + b * low), (high, a + rows + b * high)])
     };
     let clouds: Vec<Cloud<'_>> =
         groups.iter().zip(COLORS).map(|(g, color)| Cloud { points: g.points.clone(), color, line: line(g) }).collect();
