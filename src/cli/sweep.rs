@@ -35,7 +35,7 @@ on after an interruption: complete recordings are kept, what is missing is recor
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = EXAMPLES,
-    override_usage = "specprof sweep [OPTIONS] --model <MODEL> --out <DIR> <--prompts FILE|--prompt TEXT|--workload NAME>"
+    override_usage = "specprof sweep [OPTIONS] --model <DIR|demo> --out <DIR> <--prompts FILE|--workload NAME|...>"
 )]
 pub struct Args {
     #[command(flatten)]

@@ -2,7 +2,8 @@
 
 use assert_cmd::Command;
 
-const COMMANDS: &[&str] = &["demo", "doctor", "model", "record", "import", "inspect", "report", "diff", "export", "advise", "sweep"];
+const COMMANDS: &[&str] =
+    &["demo", "doctor", "model", "record", "import", "inspect", "report", "diff", "export", "advise", "sweep", "calibrate"];
 
 fn help(command: Option<&str>) -> String {
     let mut specprof = Command::cargo_bin("specprof").unwrap();
