@@ -4,10 +4,13 @@ use super::exit::Failure;
 use super::interrupt::stop_flag;
 use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
+use crate::engine::cuda::is_of_cupti;
 use crate::engine::drafter::MAX_DRAFT_LEN;
 use crate::engine::{DsparkCheckpoint, EngineError};
-use crate::record::{BackendKind, Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError, why_no_cuda};
-use crate::trace::TraceError;
+use crate::record::{
+    BackendKind, CuptiUse, Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError, why_no_cuda,
+};
+use crate::trace::{Manifest, TraceError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -71,6 +74,12 @@ pub struct Args {
     /// Times of kernels: `auto` takes the best way, on the CPU those of the engine's operations
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Kernels::Auto, help_heading = "Recording")]
     kernels: Kernels,
+    /// Time the kernels of one step in N; with N of 2 and more the manifest says what timing costs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Recording")]
+    kernel_every: u32,
+    /// Run the requests a first time with nothing recorded and compare the tokens; exit 1 when they differ
+    #[arg(long, help_heading = "Recording")]
+    self_check: bool,
     /// Clocks, temperature and load beside the steps
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Telemetry::Auto, help_heading = "Recording")]
     telemetry: Telemetry,
@@ -88,7 +97,8 @@ pub(super) enum Backend {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Kernels {
-    /// As the backend allows: on the CPU, wall time of each operation by layer and component
+    /// As the backend allows: on the CPU, wall time of each operation by layer and component; on a GPU, by CUPTI where it can be
+    /// used, else by an event after each kernel, without graphs
     Auto,
     /// By CUPTI on a GPU, or not at all
     Cupti,
@@ -112,11 +122,7 @@ impl Args {
         {
             return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
         }
-        if self.kernels == Kernels::Cupti && self.backend == Backend::Cuda {
-            let reason = "--kernels cupti: this build has no CUPTI recorder yet; use --kernels off";
-            return Err(Failure::Environment(reason.into()));
-        }
-        if self.kernels == Kernels::Cupti {
+        if self.kernels == Kernels::Cupti && self.backend != Backend::Cuda {
             let reason = "--kernels cupti: CUPTI records a GPU's kernels, and the model runs on the CPU; use --kernels auto or off";
             return Err(Failure::Environment(reason.into()));
         }
@@ -140,7 +146,14 @@ impl Args {
         options.router_weights = self.router_probs;
         options.store_text = self.store_text;
         // On the CPU it is the engine itself that looks at the clock.
-        options.kernels = self.kernels == Kernels::Auto;
+        options.kernels = self.kernels != Kernels::Off;
+        options.cupti = match self.kernels {
+            Kernels::Auto => CuptiUse::IfThere,
+            Kernels::Cupti => CuptiUse::Always,
+            Kernels::Off => CuptiUse::Never,
+        };
+        options.kernel_every = self.kernel_every;
+        options.self_check = self.self_check;
         // A GPU is taken when it is asked for: the engine on it has not been run on one yet.
         options.backend = if self.backend == Backend::Cuda { BackendKind::Cuda } else { BackendKind::Cpu };
         options
@@ -154,6 +167,9 @@ impl Args {
         }
         if self.draft == Draft::None && self.run.baseline_steps > 0 {
             notes.push("--baseline-steps has no effect with --draft none: every step is a plain decode step".to_owned());
+        }
+        if self.kernel_every > 1 && self.kernels == Kernels::Off {
+            notes.push("--kernel-every has no effect with --kernels off".to_owned());
         }
         if self.run.thinking.is_some() && !prompts.iter().any(|p| matches!(p.source, PromptSource::Messages { enable_thinking: None, .. }))
         {
@@ -209,6 +225,9 @@ pub(super) fn record_with_progress(
 /// What only a forward pass can find is wrong with the checkpoint, not with the command line.
 fn failure(plan: &Plan<'_>, error: RecordError) -> Failure {
     match error {
+        RecordError::Engine(error @ EngineError::Device(_)) if is_of_cupti(&error) => {
+            Failure::Environment(format!("--kernels cupti: {error}"))
+        }
         RecordError::Engine(EngineError::Device(reason)) => Failure::Environment(format!("--backend cuda: {reason}")),
         RecordError::Engine(error @ EngineError::NotFinite { .. }) => Failure::Input(format!("{}: {error}", plan.checkpoint.name)),
         other => other.into(),
@@ -245,7 +264,20 @@ fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
         return Err(Failure::Interrupted(format!("interrupted; {} has the {steps} steps so far and is marked incomplete", dir.display())));
     }
     ui.note(&format!("{}: {}", summary(recording), dir.display()));
-    Ok(())
+    self_check(&recording.manifest, dir).map_or(Ok(()), |difference| Err(Failure::Check(difference)))
+}
+
+/// What is wrong when recording has changed the tokens; `None` when it has not, or was not looked at.
+fn self_check(manifest: &Manifest, dir: &Path) -> Option<String> {
+    let unrecorded = manifest.instrumentation.unrecorded_token_hash.as_ref()?;
+    let recorded = manifest.token_hash.as_ref()?;
+    (unrecorded != recorded).then(|| {
+        format!(
+            "--self-check: {}: the recorded run emitted other tokens (hash {recorded}) than the same run with nothing recorded ({unrecorded}); \
+             the trace is not to be trusted",
+            dir.display()
+        )
+    })
 }
 
 /// One line: steps, tokens, tokens per step.

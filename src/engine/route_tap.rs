@@ -63,9 +63,9 @@ impl RouteTap {
         self.tapped.rows()
     }
 
-    /// The tap, with operations timed by `clock` when there is one.
-    pub fn timed(self, clock: Option<Clock>) -> Self {
-        Self { clock, ..self }
+    /// Times operations by `clock` from here on, or not at all.
+    pub fn time_by(&mut self, clock: Option<Clock>) {
+        self.clock = clock;
     }
 
     /// Whether anything is collected.
@@ -169,7 +169,7 @@ mod tests {
         let mut tap = RouteTap::new(2, true, false);
         assert_eq!(tap.time(Module::Target, Component::Sampling, || 7), 7);
         assert!(tap.clock().is_none() && tap.take_operations().is_empty());
-        let mut tap = tap.timed(Some(Clock::start()));
+        tap.time_by(Some(Clock::start()));
         assert_eq!(tap.time(Module::Draft, Component::Sampling, || 7), 7);
         tap.operation(Module::Target, Some(3), Component::Experts, 10, 30);
         let operations = tap.take_operations();

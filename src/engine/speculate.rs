@@ -50,6 +50,8 @@ pub struct Settings {
     pub prefill_chunk: usize,
     /// Tokens that end a request; empty when it goes on regardless.
     pub stop_tokens: Vec<u32>,
+    /// Of so many steps the operations of one are timed; at least 1.
+    pub kernel_every: u32,
 }
 
 /// One request.
@@ -126,7 +128,6 @@ impl<'m> Speculator<'m> {
             baseline_done: 0,
             sampler: Sampler::new(self.settings.sampling, u64::from(request.request_id)),
             tap: RouteTap::new(self.config.experts_per_token, probe.wants_routes(), probe.wants_weights())
-                .timed(probe.wants_kernels().then_some(self.clock))
                 .tapping(self.drafter.tapped_layers(), self.config.hidden),
         };
         self.prefill(&mut timeline, probe, stop)?;
@@ -140,7 +141,9 @@ impl<'m> Speculator<'m> {
             let baseline = !after_baseline && timeline.baseline_due();
             after_baseline = baseline;
             timeline.baseline_done += usize::from(baseline);
+            self.time_or_not(&mut timeline, probe);
             let step = self.step(&mut timeline, baseline)?;
+            self.session.settle(&mut timeline.tap)?;
             timeline.hand_over(step, probe)?;
         }
         Ok(Generated {
@@ -170,6 +173,7 @@ impl<'m> Speculator<'m> {
                 timeline.finish = Some(FinishReason::Aborted);
                 return Ok(());
             }
+            self.time_or_not(timeline, probe);
             let begin = self.clock.now_ns();
             let context_len = self.session.len();
             done += chunk.len();
@@ -206,9 +210,16 @@ impl<'m> Speculator<'m> {
                 routes: timeline.tap.take(),
             };
             self.next_step += 1;
+            self.session.settle(&mut timeline.tap)?;
             timeline.hand_over(step, probe)?;
         }
         Ok(())
+    }
+
+    /// Decides whether the next step's operations are timed.
+    fn time_or_not(&self, timeline: &mut Timeline<'_>, probe: &dyn Probe) {
+        let due = self.next_step.is_multiple_of(self.settings.kernel_every.max(1));
+        timeline.tap.time_by((probe.wants_kernels() && due).then_some(self.clock));
     }
 
     /// One step after the prompt; `baseline` makes it a plain decode step.
@@ -332,7 +343,7 @@ mod tests {
     }
 
     fn settings(stop_tokens: Vec<u32>) -> Settings {
-        Settings { sampling: Sampling::GREEDY, draft_len: 3, prefill_chunk: 8, stop_tokens }
+        Settings { sampling: Sampling::GREEDY, draft_len: 3, prefill_chunk: 8, stop_tokens, kernel_every: 1 }
     }
 
     #[test]

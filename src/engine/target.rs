@@ -38,6 +38,15 @@ pub trait Target {
     /// # Errors
     /// When a device fails.
     fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError>;
+
+    /// Tells the tap of what a profiler has seen of the step's kernels. Called when the step's end has been stamped: it may take its time.
+    ///
+    /// # Errors
+    /// When the profiler fails, or does not say what a kernel was launched for.
+    fn settle(&mut self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
+        let _ = tap;
+        Ok(())
+    }
 }
 
 /// A target whose memory can be looked at. Each is `None` for a layer of the other kind.

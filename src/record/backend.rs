@@ -2,11 +2,11 @@
 
 use super::nvml::Nvml;
 use super::{Plan, RecordError};
-use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint};
+use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti};
 use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, MtpDrafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Routing, Session};
-use crate::trace::manifest::{DeviceInfo, GraphCounts, Warning};
+use crate::trace::manifest::{DeviceInfo, GraphCounts, ProfilerFacts, Warning};
 use crate::trace::{DeviceSensor, Manifest};
 use std::rc::Rc;
 
@@ -20,34 +20,61 @@ pub enum BackendKind {
     Cuda,
 }
 
+/// Whether kernels on a GPU are timed by CUPTI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CuptiUse {
+    /// Never: by events.
+    #[default]
+    Never,
+    /// Where it is there and may be used; else by events.
+    IfThere,
+    /// By nothing else.
+    Always,
+}
+
 /// A plan's model, loaded and ready.
 pub(super) struct Backend<'p> {
     pub target: Box<dyn Target + 'p>,
     pub drafter: Box<dyn Drafter + 'p>,
     /// The device, when it is not the CPU.
     device: Option<Rc<Device>>,
+    /// Why CUPTI, which would have been used, is not.
+    no_cupti: Option<String>,
+}
+
+/// The device, with CUPTI as it is wanted, and why it is not used.
+fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>), EngineError> {
+    match cupti {
+        CuptiUse::Never => Ok((Device::open()?, None)),
+        CuptiUse::Always => Ok((Device::open_profiled()?, None)),
+        CuptiUse::IfThere => match Device::open_profiled() {
+            Err(error) if is_of_cupti(&error) => Ok((Device::open()?, Some(error.to_string()))),
+            opened => Ok((opened?, None)),
+        },
+    }
 }
 
 impl<'p> Backend<'p> {
-    /// Loads the plan's model.
+    /// Loads the plan's model; with `kernels` it can time them.
     ///
     /// # Errors
     /// When the model has no block to draft with, or there is no device that can take it.
-    pub fn open(plan: &Plan<'p>) -> Result<Self, RecordError> {
+    pub fn open(plan: &Plan<'p>, kernels: bool) -> Result<Self, RecordError> {
         let checkpoint = plan.checkpoint;
         let (config, weights, draft) = (&checkpoint.config, &checkpoint.weights, plan.options.draft);
         let no_mtp = || RecordError::NoMtp { model: checkpoint.name.clone() };
         if plan.options.backend == BackendKind::Cpu {
             let drafter = plan.build_drafter()?;
             let session = Session::new(config, weights).routed_by(plan.routing_plan()?);
-            return Ok(Self { target: Box::new(session), drafter, device: None });
+            return Ok(Self { target: Box::new(session), drafter, device: None, no_cupti: None });
         }
         if plan.options.routing != Routing::Model {
             return Err(
                 EngineError::Device("it routes by the model's routers alone so far; use --backend cpu with --routing".into()).into()
             );
         }
-        let device = Device::open()?;
+        let cupti = if kernels { plan.options.cupti } else { CuptiUse::Never };
+        let (device, no_cupti) = open_device(cupti)?;
         let drafts = draft == DraftKind::Mtp;
         let tokens = longest(plan);
         let mut memory = MemoryPlan::new(config, weights, tokens, drafts)?;
@@ -71,7 +98,7 @@ impl<'p> Backend<'p> {
             DraftKind::Ngram => Box::new(NgramDrafter),
             DraftKind::None => Box::new(NoDrafter),
         };
-        Ok(Self { target: Box::new(target), drafter, device: Some(device) })
+        Ok(Self { target: Box::new(target), drafter, device: Some(device), no_cupti })
     }
 
     /// What can be asked of the device when the run is over.
@@ -85,9 +112,13 @@ impl<'p> Backend<'p> {
         manifest.engine = format!("specprof-cuda {}", env!("CARGO_PKG_VERSION"));
         manifest.device = DeviceInfo { kind: "cuda".to_owned(), name: device.name().to_owned(), units: device.units() };
         manifest.emulated = device.is_emulated();
-        if timed {
-            let text = "kernels were timed by an event after each launch: the gap before a kernel counts with it, and steps take longer than untimed ones";
-            manifest.warnings.push(Warning::new("kernels_timed_by_events", text.to_owned()));
+        if timed && device.cupti().is_none() {
+            let why = self.no_cupti.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            let text = format!(
+                "kernels were timed by an event after each launch{why}: the gap before a kernel counts with it, and steps take longer than \
+                 untimed ones, which run as graphs"
+            );
+            manifest.warnings.push(Warning::new("kernels_timed_by_events", text));
         }
     }
 
@@ -112,9 +143,31 @@ pub(super) struct Witness {
 }
 
 impl Witness {
-    /// Writes into a manifest what only the run has shown.
-    pub fn describe(&self, manifest: &mut Manifest) {
+    /// Writes into a manifest what only the run has shown. `kernel_every`: of so many steps the kernels of one were timed.
+    pub fn describe(&self, manifest: &mut Manifest, kernel_every: u32) {
         let Some(device) = &self.device else { return };
+        if let Some(facts) = device.cupti() {
+            manifest.instrumentation.profiler = Some(ProfilerFacts {
+                name: "cupti".to_owned(),
+                version: facts.version,
+                kernel_every,
+                steps: facts.steps,
+                launched: facts.launched,
+                timeless: facts.timeless,
+                missing: facts.missing,
+                clock_shift_ns: facts.clock_shift_ns,
+                clock_error_ns: facts.clock_error_ns,
+            });
+            let lost = facts.timeless + facts.missing;
+            if lost > 0 || facts.dropped > 0 {
+                let text = format!(
+                    "of {} kernels and copies {lost} are not in the trace: CUPTI gave no times of {} and no record of {} (it says that it dropped {}); \
+                     times by component are too small by theirs",
+                    facts.launched, facts.timeless, facts.missing, facts.dropped
+                );
+                manifest.warnings.push(Warning::new("cupti_records_lost", text));
+            }
+        }
         let graphs = device.graph_use();
         if graphs.launches > 0 {
             manifest.instrumentation.graphs = Some(GraphCounts { captured: graphs.captured, launches: graphs.launches });

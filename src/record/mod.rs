@@ -11,12 +11,13 @@ mod error;
 mod facts;
 pub mod machine;
 pub mod nvml;
+mod overhead;
 mod plan;
 mod run;
 pub mod sweep;
 pub mod workload;
 
-pub use backend::{BackendKind, CudaDevice, cuda_device, why_no_cuda};
+pub use backend::{BackendKind, CudaDevice, CuptiUse, cuda_device, why_no_cuda};
 pub use bandwidth::copy_gb_per_s;
 pub use builtin::Workload;
 pub use error::RecordError;

@@ -1,7 +1,7 @@
 //! A workload made ready for a model: token ids, limits and stop tokens, everything checked.
 
 use super::workload::{Prompt, PromptSource, WorkloadError};
-use super::{BackendKind, RecordError};
+use super::{BackendKind, CuptiUse, RecordError};
 use crate::engine::chat::{ChatTemplate, special_token};
 use crate::engine::drafter::{self, DraftKind, Drafter, MAX_DRAFT_LEN};
 use crate::engine::dspark::DsparkCheckpoint;
@@ -39,6 +39,12 @@ pub struct Options {
     pub store_text: bool,
     /// Whether the times of the engine's operations are recorded.
     pub kernels: bool,
+    /// Of so many steps those of one; at least 1.
+    pub kernel_every: u32,
+    /// Whether the requests are run a first time with nothing recorded, to compare the tokens.
+    pub self_check: bool,
+    /// Whether CUPTI times them on a GPU.
+    pub cupti: CuptiUse,
     /// A window of a DSpark drafter ends where the product of its drafts' confidences falls below this; 0 = never.
     pub min_survival: f64,
     /// Whether the model thinks first, in chats that do not say so themselves; the template's own default when `None`.
@@ -64,6 +70,9 @@ impl Default for Options {
             router_weights: false,
             store_text: false,
             kernels: true,
+            kernel_every: 1,
+            self_check: false,
+            cupti: CuptiUse::Never,
             min_survival: 0.0,
             thinking: None,
             warmup: 0,
@@ -184,6 +193,7 @@ impl<'c> Plan<'c> {
             draft_len: self.options.draft_len,
             prefill_chunk: self.options.prefill_chunk,
             stop_tokens: if self.options.ignore_eos { Vec::new() } else { self.stop_tokens.clone() },
+            kernel_every: self.options.kernel_every,
         }
     }
 

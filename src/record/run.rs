@@ -3,6 +3,7 @@
 use super::backend::Backend;
 use super::bandwidth::copy_gb_per_s;
 use super::facts::run_facts;
+use super::overhead::TimingCost;
 use super::{Plan, RecordError};
 use crate::engine::Routing;
 use crate::engine::clock::Clock;
@@ -10,6 +11,7 @@ use crate::engine::drafter::DraftKind;
 use crate::engine::speculate::{Request, Speculator};
 use crate::trace::manifest::Warning;
 use crate::trace::telemetry::{HostSampler, SAMPLE_INTERVAL};
+use crate::trace::token_hash::TokenHasher;
 use crate::trace::{
     Ending, FinishReason, KernelEvent, Manifest, Phase, Probe, RequestEvent, StepEvent, Throttling, TraceError, TraceWriter, WriterOptions,
 };
@@ -74,6 +76,9 @@ struct Tally<'a> {
     /// See [`Plan::full_window`].
     full_window: Option<usize>,
     settled: u64,
+    /// Of so many steps the operations of one are timed.
+    kernel_every: u32,
+    cost: TimingCost,
     progress: &'a mut dyn FnMut(Progress),
 }
 
@@ -114,6 +119,8 @@ impl Probe for Tally<'_> {
             }
         }
         self.settled += step.emitted_tokens.len() as u64;
+        let timed = self.inner.wants_kernels() && step.step_id.is_multiple_of(self.kernel_every.max(1));
+        self.cost.add(&step, timed);
         self.inner.step(step)?;
         self.report();
         Ok(())
@@ -139,8 +146,8 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Totals, RecordError> {
-    let mut speculator = ready(Backend::open(plan)?, plan, clock, stop)?;
-    run_requests(plan, &mut speculator, probe, stop, progress)
+    let mut speculator = ready(Backend::open(plan, probe.wants_kernels())?, plan, clock, stop)?;
+    Ok(run_requests(plan, &mut speculator, probe, stop, progress)?.0)
 }
 
 /// A speculator that the plan's warm-up requests have been run on. Their random numbers are not those of any recorded request.
@@ -168,10 +175,19 @@ fn run_requests(
     probe: &mut dyn Probe,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Totals, RecordError> {
+) -> Result<(Totals, TimingCost), RecordError> {
     let options = &plan.options;
     let full_window = plan.full_window();
-    let mut tally = Tally { inner: probe, totals: Totals::default(), requests: plan.requests.len(), full_window, settled: 0, progress };
+    let mut tally = Tally {
+        inner: probe,
+        totals: Totals::default(),
+        requests: plan.requests.len(),
+        full_window,
+        settled: 0,
+        kernel_every: options.kernel_every,
+        cost: TimingCost::default(),
+        progress,
+    };
     for (number, planned) in plan.requests.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
             tally.totals.interrupted = true;
@@ -208,7 +224,7 @@ fn run_requests(
             break;
         }
     }
-    Ok(tally.totals)
+    Ok((tally.totals, tally.cost))
 }
 
 /// Runs the plan into a trace at `dir`. A stopped or failed run leaves a trace that is closed and says why it ends there;
@@ -225,10 +241,12 @@ pub fn record(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Recording, RecordError> {
     let clock = Clock::start();
-    // Before anything is created: a device may not be there, or have too little memory.
-    let backend = Backend::open(plan)?;
-    let mut facts = run_facts(plan, clock.started_ns());
     let kernels = plan.options.kernels;
+    let unrecorded = if plan.options.self_check { unrecorded_hash(plan, clock, stop)? } else { None };
+    // Before anything is created: a device may not be there, or have too little memory.
+    let backend = Backend::open(plan, kernels)?;
+    let mut facts = run_facts(plan, clock.started_ns());
+    facts.instrumentation.unrecorded_token_hash = unrecorded;
     backend.describe(&mut facts, kernels);
     let witness = backend.witness();
     let sensor = if telemetry { backend.sensor(&mut facts) } else { None };
@@ -248,9 +266,11 @@ pub fn record(
             ended
         });
     match ended {
-        Ok(totals) => {
+        Ok((totals, cost)) => {
             let warnings = warnings(plan, &totals);
-            witness.describe(writer.facts_mut());
+            witness.describe(writer.facts_mut(), plan.options.kernel_every);
+            let facts = writer.facts_mut();
+            facts.instrumentation.overhead_share = cost.share().filter(|_| !facts.emulated);
             writer.facts_mut().warnings.extend(warnings);
             if totals.steps == 0 && totals.interrupted {
                 let manifest = writer.facts_mut().clone();
@@ -276,6 +296,33 @@ fn of_telemetry(throttling: &Throttling, has_sensor: bool) -> Option<Warning> {
         return Some(Warning::new("throttling_unknown", text));
     }
     throttling.warning()
+}
+
+/// Takes the tokens and nothing else.
+#[derive(Default)]
+struct TokensOnly(TokenHasher);
+
+impl Probe for TokensOnly {
+    fn wants_routes(&self) -> bool {
+        false
+    }
+
+    fn step(&mut self, step: StepEvent) -> Result<(), TraceError> {
+        self.0.add(step.request_id, &step.emitted_tokens);
+        Ok(())
+    }
+
+    fn request(&mut self, _: RequestEvent) -> Result<(), TraceError> {
+        Ok(())
+    }
+}
+
+/// The hash of the tokens that the plan emits when nothing is recorded: neither choices leave the routers nor operations are timed.
+/// `None` when it was stopped.
+fn unrecorded_hash(plan: &Plan<'_>, clock: Clock, stop: &AtomicBool) -> Result<Option<String>, RecordError> {
+    let mut tokens = TokensOnly::default();
+    let totals = run(plan, clock, &mut tokens, stop, &mut |_| ())?;
+    Ok((!totals.interrupted).then(|| tokens.0.finish()))
 }
 
 fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {

@@ -309,6 +309,36 @@ pub struct Instrumentation {
     /// How passes ran as CUDA graphs; absent where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<GraphCounts>,
+    /// The profiler that recorded the kernels; absent where there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profiler: Option<ProfilerFacts>,
+    /// Of `record --self-check`: the hash of the tokens that the same run emits with nothing recorded. The trace's `token_hash` is that of
+    /// the recorded run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unrecorded_token_hash: Option<String>,
+}
+
+/// What a profiler recorded, and by which clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfilerFacts {
+    /// `cupti`.
+    pub name: String,
+    /// The version that it gives itself.
+    pub version: u32,
+    /// Of so many steps the kernels of one were recorded.
+    pub kernel_every: u32,
+    /// Steps whose kernels were recorded.
+    pub steps: u64,
+    /// Kernels and copies that were launched in them.
+    pub launched: u64,
+    /// Of these, how many have no times and are not in the trace.
+    pub timeless: u64,
+    /// Of these, how many have no record.
+    pub missing: u64,
+    /// Added to the profiler's times to make them the steps' clock's, ns.
+    pub clock_shift_ns: i64,
+    /// How far that may be off, ns.
+    pub clock_error_ns: i64,
 }
 
 /// Passes that a device ran as graphs.

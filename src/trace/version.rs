@@ -4,8 +4,8 @@
 //!
 //! * **1.0**: the first: `requests`, `steps`, `routes`, `telemetry` and `manifest.json`.
 //! * **1.1**: the table `kernels`; `instrumentation.copy_gb_per_s`.
-//! * **1.2**: `steps.draft_confidences`; `steps.pass_id`, the forward pass that steps of several requests share; `drafter.external`; `instrumentation.warmup_requests`
-//!   and `graphs`; and
+//! * **1.2**: `steps.draft_confidences`; `steps.pass_id`, the forward pass that steps of several requests share; `drafter.external`; `instrumentation.warmup_requests`,
+//!   `graphs`, `profiler` and `unrecorded_token_hash`; and
 //!   what a foreign engine did not say: null in `sampling`, `drafter.draft_len` and sizes of `model`, `unknown` as a word,
 //!   `host_times`, `acceptance_known`, `passes_known`, `irregular_steps`, `model.experts_known`, `expert_counts`; steps without host times;
 //!   `model.synthetic`, `model.routing`; a device's values in `telemetry`.

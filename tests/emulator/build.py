@@ -1,6 +1,7 @@
-"""Builds the stand-in for libcuda out of the kernels' sources: a library with all of them, and with faults when asked.
+"""Builds the stand-ins for libcuda, out of the kernels' sources, and for libcupti and NVML.
 
-    build.py OUT [-DNAME]   OUT/libcuda.so.1, and a stand-in for NVML in OUT/nvml/libnvidia-ml.so.1; sources that have not changed are not compiled again. NAME: EMU_SHUFFLES, which adds
+    build.py OUT [-DNAME]   OUT/libcuda.so.1, OUT/cupti/libcupti.so.13 and, standing in for NVML, OUT/nvml/libnvidia-ml.so.1; sources
+                            that have not changed are not compiled again. NAME: EMU_SHUFFLES, which adds
                             over warps by shuffles, as a device does
 
 Needs g++ and nothing else.
@@ -102,12 +103,13 @@ def main():
     builder = Builder(sys.argv[1], sys.argv[2:])
     objects = builder.all_objects(sources())
     builder.link(objects, builder.out / "libcuda.so.1")
-    nvml = builder.host("nvml.cpp")
-    # In a folder of its own: most tests have none.
-    builder.link([nvml], builder.out / "nvml" / "libnvidia-ml.so.1")
+    # In folders of their own: they are used where they are asked for only.
+    beside = {"cupti/libcupti.so.13": builder.host("cupti.cpp"), "nvml/libnvidia-ml.so.1": builder.host("nvml.cpp")}
+    for name, made in beside.items():
+        builder.link([made], builder.out / name)
     # Objects of sources that are no more.
     for old in builder.out.glob("*-*.o"):
-        if old not in [*objects, nvml]:
+        if old not in [*objects, *beside.values()]:
             old.unlink()
             old.with_suffix(".cpp").unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 // It takes the same images as the real driver and looks for the kernel's name in them, but runs the sources that it was built
 // from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time.
 #include "fibers.h"
+#include "hooks.h"
 #include "memory.h"
 #include "registry.h"
 #include <chrono>
@@ -19,10 +20,16 @@ namespace {
 
 enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, DRIVER_MISMATCH = 803, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
 
-using Operation = std::function<void()>;
+struct Operation {
+    std::function<void()> run;
+    emu_work work;
+
+    void operator()() const;
+};
 
 struct Graph {
-    std::vector<Operation> operations;
+    // Nodes keep their places.
+    std::vector<std::unique_ptr<Operation>> nodes;
     bool spoiled = false;
 };
 struct Stream {
@@ -43,6 +50,8 @@ struct Function {
 };
 
 Stream default_stream;
+emu_hooks hooks;
+uint64_t nodes_made;
 // The stream that is being captured, of which there is one at a time here.
 Stream* capturing;
 std::map<uintptr_t, size_t> pinned;
@@ -86,11 +95,32 @@ void drain(Stream& stream) {
     s.waiting.clear();
 }
 
-void enqueue(void* stream, Operation op) {
+void Operation::operator()() const {
+    run();
+    if (hooks.done && work.kind) hooks.done(&work);
+}
+
+// The correlation id of an API call that launches work at once; 0 when it is captured or nobody profiles.
+uint32_t begin_api(void* stream) { return hooks.api && !stream_of(stream).capture ? hooks.api() : 0; }
+
+void enqueue(void* stream, std::function<void()> run, emu_work work = {}) {
     Stream& s = stream_of(stream);
-    if (s.capture) s.capture->operations.push_back(std::move(op));
-    else if (lazy()) queue_of(s).waiting.push_back(std::move(op));
+    if (!s.capture && work.kind) work.correlation = begin_api(stream);
+    Operation op{std::move(run), work};
+    if (s.capture) {
+        op.work.node = ++nodes_made;
+        s.capture->nodes.push_back(std::make_unique<Operation>(std::move(op)));
+        if (hooks.node) hooks.node(s.capture->nodes.back().get(), nullptr);
+    } else if (lazy()) queue_of(s).waiting.push_back(std::move(op));
     else op();
+}
+
+emu_work copy_of(uint32_t kind, uint32_t copy_kind, size_t bytes) {
+    emu_work work;
+    work.kind = kind;
+    work.copy_kind = copy_kind;
+    work.bytes = bytes;
+    return work;
 }
 
 // Work without a stream waits for all that came before; there is one stream at a time in use here.
@@ -211,14 +241,27 @@ API cuStreamEndCapture(void* stream, void** graph) {
     return OK;
 }
 API cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
-    *executable = new Graph(*static_cast<Graph*>(graph));
+    auto* made = new Graph;
+    for (const auto& node : static_cast<Graph*>(graph)->nodes) {
+        made->nodes.push_back(std::make_unique<Operation>(*node));
+        made->nodes.back()->work.node = ++nodes_made;
+        if (hooks.node) hooks.node(made->nodes.back().get(), node.get());
+    }
+    *executable = made;
     return OK;
 }
-API cuGraphGetNodes(void* graph, void**, size_t* count) { *count = static_cast<Graph*>(graph)->operations.size(); return OK; }
+API cuGraphGetNodes(void* graph, void**, size_t* count) { *count = static_cast<Graph*>(graph)->nodes.size(); return OK; }
 API cuGraphUpload(void*, void*) { return OK; }
 API cuGraphLaunch(void* executable, void* stream) {
     if (stream_of(stream).capture) return NOT_SUPPORTED;
-    for (auto& op : static_cast<Graph*>(executable)->operations) enqueue(stream, op);
+    Stream& queue = queue_of(stream_of(stream));
+    uint32_t correlation = begin_api(stream);
+    for (const auto& node : static_cast<Graph*>(executable)->nodes) {
+        Operation op = *node;
+        op.work.correlation = correlation;
+        if (lazy()) queue.waiting.push_back(std::move(op));
+        else op();
+    }
     return OK;
 }
 API cuGraphDestroy(void* graph) { delete static_cast<Graph*>(graph); return OK; }
@@ -274,23 +317,23 @@ API cuMemFreeHost(void* at) {
 API cuMemsetD8Async(void* at, unsigned char value, size_t size, void* stream) {
     if (!emu_inside(at, size)) return INVALID_VALUE;
     if (!stream && spoils_capture()) return CAPTURE_IMPLICIT;
-    enqueue(stream, [=] { std::memset(at, value, size); });
+    enqueue(stream, [=] { std::memset(at, value, size); }, copy_of(2, 0, size));
     return OK;
 }
 API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(to, size)) return INVALID_VALUE;
     if (is_pinned(from, size)) {
-        enqueue(stream, [=] { std::memcpy(to, from, size); });
+        enqueue(stream, [=] { std::memcpy(to, from, size); }, copy_of(1, 1, size));
         return OK;
     }
     // Pageable memory is read before the call returns.
     std::string bytes(static_cast<const char*>(from), size);
-    enqueue(stream, [=] { std::memcpy(to, bytes.data(), size); });
+    enqueue(stream, [=] { std::memcpy(to, bytes.data(), size); }, copy_of(1, 1, size));
     return OK;
 }
 API cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(from, size)) return INVALID_VALUE;
-    enqueue(stream, [=] { std::memcpy(to, from, size); });
+    enqueue(stream, [=] { std::memcpy(to, from, size); }, copy_of(1, 2, size));
     return OK;
 }
 API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
@@ -353,6 +396,12 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     // Parameters are read at the launch, whenever it runs.
     std::vector<std::string> values;
     for (size_t i = 0; i < k->count; i++) values.emplace_back(static_cast<const char*>(parameters[i]), k->sizes[i]);
+    emu_work work;
+    work.kind = 10;
+    work.grid[0] = gx, work.grid[1] = gy, work.grid[2] = gz;
+    work.block[0] = bx, work.block[1] = by, work.block[2] = bz;
+    work.shared = shared;
+    work.name = k->name;
     enqueue(stream, [=] {
         std::vector<std::vector<uint64_t>> aligned;
         std::vector<void*> pointers;
@@ -364,7 +413,7 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
         running = k->name;
         emu_launch(k->name, {gx, gy, gz}, {bx, by, bz}, shared, [&] { k->call(pointers.data()); });
         running = "no kernel";
-    });
+    }, work);
     return OK;
 }
 
@@ -389,3 +438,7 @@ extern "C" __attribute__((visibility("default"))) void emu_take_counters(unsigne
     four[3] = emu_counts.exchanges;
     emu_counts = {};
 }
+
+// For the stand-in for libcupti: who is to be told, and a node's number.
+extern "C" __attribute__((visibility("default"))) void emu_set_hooks(emu_hooks h) { hooks = h; }
+extern "C" __attribute__((visibility("default"))) unsigned long long emu_node_id(void* node) { return static_cast<Operation*>(node)->work.node; }

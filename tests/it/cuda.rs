@@ -4,7 +4,7 @@ use crate::kernels::emulator;
 use crate::quantised::rewritten;
 use assert_cmd::Command;
 use specprof::trace::{Component, Module, Trace, validate};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// How far a gate weight of one engine may be from the other's: sums in another order.
@@ -332,13 +332,143 @@ fn what_does_not_fit_is_refused_with_the_numbers_before_anything_is_made() {
     assert!(!dir.path().join("t").exists());
 }
 
+/// The emulator's libcupti.so.13.
+fn cupti() -> String {
+    emulator().parent().unwrap().join("cupti/libcupti.so.13").to_str().unwrap().to_owned()
+}
+
+/// Records on the emulator with its CUPTI; gives code, stderr and, of what was recorded, the trace.
+fn profiled(dir: &Path, more: &[&str], knobs: &[(&str, &str)]) -> (i32, String, Option<Trace>) {
+    let args = [&DEMO[..], &["--router-probs", "--force", "--telemetry", "off", "--backend", "cuda", "--out", "cuda"], more].concat();
+    let library = cupti();
+    let (code, _, stderr) = record(dir, &args, &[&[("SPECPROF_CUPTI", library.as_str())][..], knobs].concat());
+    (code, stderr, if code == 0 { Some(Trace::open(&dir.join("cuda")).unwrap()) } else { None })
+}
+
+/// Layer, module, component and name of each of a step's kernels, sorted.
+type Labels = Vec<(Option<u16>, bool, Component, String)>;
+
+/// Labels by step; of what ran on the host, none.
+fn labels(trace: &Trace) -> BTreeMap<u32, Labels> {
+    let mut all: BTreeMap<u32, Labels> = BTreeMap::new();
+    for (step, k) in trace.kernels().unwrap() {
+        if !k.name.starts_with("cpu.") {
+            all.entry(step).or_default().push((k.layer, k.module == Module::Draft, k.component, k.name.to_string()));
+        }
+    }
+    all.values_mut().for_each(|labels| labels.sort());
+    all
+}
+
+/// Every kernel of every step has the label that it has when each is launched by itself and timed by an event, graphs or not,
+/// whatever the version's records look like and in whatever order they come.
 #[test]
-fn what_the_cuda_engine_cannot_do_is_said() {
+fn cupti_labels_every_kernel_of_every_graph() {
     let dir = tempfile::tempdir().unwrap();
-    let args = [&DEMO[..], &["--backend", "cuda", "--kernels", "cupti"]].concat();
-    let (code, _, stderr) = record(dir.path(), &args, &[]);
-    assert_eq!((code, stderr.lines().count()), (3, 1), "{stderr}");
-    assert!(stderr.contains("--kernels cupti"), "{stderr}");
+    let (cpu, events) = both(dir.path(), &[&DEMO[..], &["--baseline-steps", "4"]].concat(), &[]);
+    let expected = labels(&events);
+    for (name, knobs) in [
+        ("as of CUDA 13.0", &[][..]),
+        ("as of CUDA 12.1", &[("EMU_CUPTI_KERNEL_SIZE", "208"), ("EMU_CUPTI_VERSION", "18")]),
+        ("as of CUDA 13.5", &[("EMU_CUPTI_KERNEL_SIZE", "248"), ("EMU_CUPTI_UNKNOWN", "1")]),
+        ("backwards", &[("EMU_CUPTI_REVERSE", "1")]),
+        ("put off", &[("EMU_LAZY", "1")]),
+        ("no graphs", &[("EMU_NO_CAPTURE", "1")]),
+    ] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti", "--baseline-steps", "4"], knobs);
+        assert_eq!(code, 0, "{name}: {stderr}");
+        let trace = trace.unwrap();
+        compare(name, &cpu, &trace);
+        let facts = trace.manifest().instrumentation.profiler.clone().unwrap();
+        assert_eq!((facts.name.as_str(), facts.kernel_every, facts.timeless, facts.missing), ("cupti", 1, 0, 0), "{name}");
+        assert_eq!(facts.steps, trace.steps().unwrap().len() as u64, "{name}");
+        assert!(facts.clock_shift_ns != 0 && facts.clock_error_ns >= 0, "{name}: {facts:?}");
+        let mut found = labels(&trace);
+        let recorded: usize = found.values().map(Vec::len).sum();
+        assert_eq!(facts.launched, recorded as u64, "{name}");
+        // Events do not time copies.
+        found.values_mut().for_each(|labels| labels.retain(|(.., name)| !name.starts_with("memcpy")));
+        assert_eq!(found, expected, "{name}");
+        let kernels = trace.kernels().unwrap();
+        let on_device = || kernels.iter().map(|(_, k)| k).filter(|k| !k.name.starts_with("cpu."));
+        let in_graphs = on_device().filter(|k| k.graph_node_id.is_some()).count();
+        assert_eq!(in_graphs > recorded / 2, name != "no graphs", "{name}: {in_graphs} of {recorded}");
+        assert!(on_device().all(|k| k.correlation_id.is_some() && k.component != Component::Other && k.end_ns > k.begin_ns), "{name}");
+        let codes: Vec<_> = trace.manifest().warnings.iter().map(|w| w.code.as_str()).collect();
+        assert!(!codes.contains(&"kernels_timed_by_events") && !codes.contains(&"cupti_records_lost"), "{name}: {codes:?}");
+        assert!(trace.manifest().emulated && trace.manifest().instrumentation.overhead_share.is_none(), "{name}");
+    }
+}
+
+#[test]
+fn records_that_are_lost_or_have_no_times_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    for (knob, words) in [(("EMU_CUPTI_DROP", "5"), "it says that it dropped 5"), (("EMU_CUPTI_ZERO", "50"), "CUPTI gave no times of ")] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti"], &[knob]);
+        assert_eq!(code, 0, "{stderr}");
+        let trace = trace.unwrap();
+        let facts = trace.manifest().instrumentation.profiler.clone().unwrap();
+        let recorded: usize = labels(&trace).values().map(Vec::len).sum();
+        assert!(facts.timeless + facts.missing > 0, "{facts:?}");
+        assert_eq!(facts.launched, recorded as u64 + facts.timeless + facts.missing, "{facts:?}");
+        let lost: Vec<_> = trace.manifest().warnings.iter().filter(|w| w.code == "cupti_records_lost").collect();
+        assert!(lost.len() == 1 && lost[0].message.contains(words), "{:?}", trace.manifest().warnings);
+    }
+}
+
+#[test]
+fn a_cupti_that_cannot_be_used_is_said_and_auto_takes_events() {
+    for (knob, words) in [
+        (("EMU_CUPTI_BUSY", "1"), "another profiler is attached"),
+        (("EMU_CUPTI_DENIED", "1"), "no permission to profile"),
+        (("EMU_CUPTI_VERSION", "17"), "has version 17"),
+        (("SPECPROF_CUPTI", "/nowhere/libcupti.so"), "cannot be loaded"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (code, stderr, _) = profiled(dir.path(), &["--kernels", "cupti"], &[knob]);
+        assert_eq!((code, stderr.lines().count()), (3, 1), "{knob:?}: {stderr}");
+        assert!(stderr.contains("--kernels cupti") && stderr.contains(words), "{knob:?}: {stderr}");
+        assert!(!dir.path().join("cuda").exists(), "{knob:?}");
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "auto"], &[knob]);
+        assert_eq!(code, 0, "{knob:?}: {stderr}");
+        let trace = trace.unwrap();
+        let by_events: Vec<_> = trace.manifest().warnings.iter().filter(|w| w.code == "kernels_timed_by_events").collect();
+        assert!(by_events.len() == 1 && by_events[0].message.contains(words), "{knob:?}: {by_events:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    // What it does not say while it records is never guessed.
+    for (knob, words) in [("EMU_CUPTI_NO_NODES", "name no node"), ("EMU_CUPTI_SILENT", "does not tell the nodes")] {
+        let (code, stderr, _) = profiled(dir.path(), &["--kernels", "cupti"], &[(knob, "1")]);
+        assert!(code == 3 && stderr.contains("--kernels cupti") && stderr.contains(words), "{knob}: {code} {stderr}");
+    }
+    let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "auto"], &[]);
+    assert!(code == 0 && trace.unwrap().manifest().instrumentation.profiler.is_some(), "{stderr}");
+}
+
+#[test]
+fn one_step_in_n_has_kernels_and_all_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, stderr, whole) = profiled(dir.path(), &["--kernels", "cupti"], &[]);
+    assert_eq!(code, 0, "{stderr}");
+    let all = labels(&whole.unwrap());
+    let (code, stderr, some) = profiled(dir.path(), &["--kernels", "cupti", "--kernel-every", "3"], &[]);
+    assert_eq!(code, 0, "{stderr}");
+    let some = labels(&some.unwrap());
+    assert!(some.len() > 3 && some.iter().all(|(step, labels)| step % 3 == 0 && labels == &all[step]));
+    assert_eq!(some.len(), all.keys().filter(|step| *step % 3 == 0).count());
+}
+
+#[test]
+fn a_self_check_compares_with_a_run_that_records_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for backend in ["cpu", "cuda"] {
+        let args = [&DEMO[..], &["--temperature", "0.7", "--backend", backend, "--self-check", "--out", backend]].concat();
+        let (code, _, stderr) = record(dir.path(), &args, &[]);
+        assert_eq!(code, 0, "{stderr}");
+        let trace = Trace::open(&dir.path().join(backend)).unwrap();
+        let manifest = trace.manifest();
+        assert!(manifest.token_hash.is_some() && manifest.instrumentation.unrecorded_token_hash == manifest.token_hash, "{backend}");
+    }
 }
 
 /// A copy of a checkpoint in which the first four bytes of `tensor` are no number.

@@ -40,7 +40,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("anstream", &["report", "cli"]),
     ("ctrlc", &["cli"]),
     ("cudarc", &["engine"]),
-    ("libloading", &["record"]),
+    ("libloading", &["engine", "record"]),
     ("comfy_table", &["report", "cli"]),
     ("kuva", &["report"]),
 ];

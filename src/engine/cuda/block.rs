@@ -80,15 +80,15 @@ impl<'m> CudaDspark<'m> {
     }
 
     fn label(&self, layer: Option<usize>, component: Component) {
-        self.device.timer.borrow_mut().label(layer, component);
+        self.device.label(layer, component);
     }
 
     fn start(&self, tap: &dyn ForwardTap) -> Result<(), EngineError> {
-        self.device.timer.borrow_mut().start(tap.clock())
+        self.device.start(Module::Draft, tap.clock())
     }
 
     fn finish(&self) -> Result<Vec<KernelEvent>, EngineError> {
-        self.device.timer.borrow_mut().finish(Module::Draft)
+        self.device.timer.borrow_mut().finish()
     }
 
     fn shape(&self, rows: usize) -> BlockShape {

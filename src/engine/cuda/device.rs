@@ -1,13 +1,15 @@
 //! One CUDA device with the kernels loaded, its stream, and its memory. With `launch`, `timer`, `graph`, `pinned` and `symbols` the only
 //! file that calls the driver.
 
+use super::cupti::{CuptiFacts, Profiler};
 use super::graph::GraphUse;
-use super::timer::Timer;
+use super::timer::{Launched, Timer};
 use super::{images, symbols};
-use crate::engine::EngineError;
-use crate::trace::quiet;
+use crate::engine::clock::Clock;
+use crate::engine::{EngineError, ForwardTap};
+use crate::trace::{Component, Module, quiet};
 use cudarc::driver::{DriverError, result, sys};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::mem::size_of_val;
@@ -25,6 +27,9 @@ pub struct Device {
     /// Where all kernels run. It waits for work without a stream and that for it; work without one cannot be captured.
     pub(super) stream: sys::CUstream,
     pub(super) graphs: RefCell<GraphUse>,
+    /// Whether launches become nodes of a graph just now.
+    pub(super) capturing: Cell<bool>,
+    profiler: RefCell<Option<Profiler>>,
     /// Times of the pass that is being launched.
     pub(super) timer: RefCell<Timer>,
     name: String,
@@ -82,21 +87,34 @@ impl Device {
     /// # Errors
     /// [`EngineError::Device`] when there is no driver, no device, or none that the kernels run on.
     pub fn open() -> Result<Rc<Self>, EngineError> {
+        Self::open_or_refuse(false)
+    }
+
+    /// [`Device::open`], with kernels timed by CUPTI.
+    ///
+    /// # Errors
+    /// Also when CUPTI is not there or may not be used; see [`is_of_cupti`](super::is_of_cupti).
+    pub fn open_profiled() -> Result<Rc<Self>, EngineError> {
+        Self::open_or_refuse(true)
+    }
+
+    fn open_or_refuse(profiled: bool) -> Result<Rc<Self>, EngineError> {
         // A function that the driver lacks, or a name without an end, makes the binding panic.
-        quiet::catch(Self::open_first).unwrap_or_else(|| {
+        quiet::catch(|| Self::open_first(profiled)).unwrap_or_else(|| {
             let text = "CUDA: libcuda.so.1 lacks a function of the driver of CUDA 12, or answers as none does: update the driver, or \
                         look at what LD_LIBRARY_PATH finds";
             Err(EngineError::Device(text.to_owned()))
         })
     }
 
-    fn open_first() -> Result<Rc<Self>, EngineError> {
+    fn open_first(profiled: bool) -> Result<Rc<Self>, EngineError> {
         // SAFETY: loads the driver's library, whose initialisers are as safe as any library's.
         if !unsafe { sys::is_culib_present() } {
             let text = "CUDA: libcuda.so.1 cannot be loaded: no NVIDIA driver is installed, or it is not in LD_LIBRARY_PATH";
             return Err(EngineError::Device(text.to_owned()));
         }
         symbols::check()?;
+        let profiler = if profiled { Some(Profiler::open()?) } else { None };
         result::init().map_err(|e| failed("the driver does not start", e))?;
         let version = driver_version()?;
         if version < OLDEST_DRIVER {
@@ -141,6 +159,8 @@ impl Device {
             functions: RefCell::default(),
             stream,
             graphs: RefCell::default(),
+            capturing: Cell::new(false),
+            profiler: RefCell::new(profiler),
             timer: RefCell::new(Timer::new(stream)),
             name,
             uuid: result::device::get_uuid(ordinal).ok().map(|uuid| uuid_text(uuid.bytes.map(|b| b as u8))),
@@ -207,6 +227,64 @@ impl Device {
         self.graphs.borrow().clone()
     }
 
+    /// Begins a pass or a commit of a module, timed when there is a clock.
+    pub(super) fn start(&self, module: Module, clock: Option<Clock>) -> Result<(), EngineError> {
+        let mut profiler = self.profiler.borrow_mut();
+        let Some(profiler) = &mut *profiler else { return self.timer.borrow_mut().start(module, clock) };
+        self.timer.borrow_mut().start(module, None)?;
+        profiler.record(clock)
+    }
+
+    /// What the next launches work for.
+    pub(super) fn label(&self, layer: Option<usize>, component: Component) {
+        self.timer.borrow_mut().label(layer, component);
+    }
+
+    /// Does `launch`, which launches one kernel or copy.
+    pub(super) fn launch(&self, launched: Launched, launch: impl FnOnce() -> Result<(), EngineError>) -> Result<(), EngineError> {
+        let mut profiler = self.profiler.borrow_mut();
+        let Some(profiler) = &mut *profiler else {
+            launch()?;
+            return self.timer.borrow_mut().launched(launched);
+        };
+        let tagged = self.timer.borrow().tag(launched);
+        if self.capturing.get() {
+            launch()?;
+            return profiler.captured(tagged);
+        }
+        profiler.before()?;
+        launch()?;
+        profiler.launched(tagged)
+    }
+
+    /// Does `launch`, which launches a graph of `nodes` kernels and copies.
+    pub(super) fn launch_graph(&self, nodes: u64, launch: impl FnOnce() -> Result<(), EngineError>) -> Result<(), EngineError> {
+        let mut profiler = self.profiler.borrow_mut();
+        let Some(profiler) = &mut *profiler else { return launch() };
+        profiler.before()?;
+        launch()?;
+        profiler.launched_graph(nodes)
+    }
+
+    /// Kernels and copies captured so far.
+    pub(super) fn captured_nodes(&self) -> u64 {
+        self.profiler.borrow().as_ref().map_or(0, Profiler::nodes)
+    }
+
+    /// Tells a tap of the kernels that CUPTI has recorded since the step began; waits for them.
+    pub(super) fn settle(&self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
+        let mut profiler = self.profiler.borrow_mut();
+        let Some(profiler) = profiler.as_mut().filter(|p| p.is_recording()) else { return Ok(()) };
+        self.wait()?;
+        profiler.take()?.into_iter().for_each(|kernel| tap.kernel(kernel));
+        Ok(())
+    }
+
+    /// What CUPTI has recorded so far; `None` where it times nothing.
+    pub fn cupti(&self) -> Option<CuptiFacts> {
+        self.profiler.borrow().as_ref().map(Profiler::facts)
+    }
+
     /// A kernel by name.
     pub(super) fn function(&self, name: &'static str) -> Result<Function, EngineError> {
         if let Some(function) = self.functions.borrow().get(name) {
@@ -254,7 +332,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Its events belong to the context.
+        // Both belong to the context.
+        *self.profiler.borrow_mut() = None;
         *self.timer.borrow_mut() = Timer::new(self.stream);
         // SAFETY: every buffer holds the device, so none is left; what fails here is gone with the process.
         unsafe {

@@ -4,6 +4,7 @@
 //! node copies it; everything else that a launch depends on is the shape. The first pass of a shape is launched one by one, which loads
 //! its kernels: loading one is not allowed while a stream is captured. Where the driver refuses a capture, passes stay as they are.
 
+use super::cupti::is_of_cupti;
 use super::device::{Device, failed};
 use crate::engine::EngineError;
 use cudarc::driver::{result, sys};
@@ -27,12 +28,16 @@ pub struct GraphUse {
 
 /// A graph that can be launched.
 #[derive(Debug)]
-struct Executable(sys::CUgraphExec);
+struct Executable {
+    handle: sys::CUgraphExec,
+    /// Kernels and copies, when they are profiled.
+    nodes: u64,
+}
 
 impl Drop for Executable {
     fn drop(&mut self) {
         // SAFETY: instantiated by `capture`, and by nobody else destroyed; a running launch is finished first by the driver.
-        let _ = unsafe { result::graph::exec_destroy(self.0) };
+        let _ = unsafe { result::graph::exec_destroy(self.handle) };
     }
 }
 
@@ -66,6 +71,7 @@ impl<S: Eq + Hash> Graphs<S> {
             Some(Some(graph)) => launch(&self.device, graph),
             Some(empty) => match capture(&self.device, &work) {
                 Ok(graph) => launch(&self.device, empty.insert(graph)),
+                Err(error) if is_of_cupti(&error) => Err(error),
                 Err(EngineError::Device(reason)) => {
                     self.device.graphs.borrow_mut().refused = Some(reason);
                     work()
@@ -80,9 +86,16 @@ fn capture(device: &Device, work: impl Fn() -> Result<(), EngineError>) -> Resul
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is the device's own, and only this thread puts work into it.
     unsafe { result::stream::begin_capture(device.stream, mode) }.map_err(|e| failed("a stream cannot be captured", e))?;
+    let before = device.captured_nodes();
+    device.capturing.set(true);
     let done = work();
+    device.capturing.set(false);
     // SAFETY: the capture was begun above. It ends also when the work has failed.
     let ended = unsafe { result::stream::end_capture(device.stream) }.map_err(|e| failed("a capture fails", e));
+    if let (Err(_), Ok(graph)) = (&done, &ended) {
+        // SAFETY: the graph was just made, and is not used.
+        let _ = unsafe { result::graph::destroy(*graph) };
+    }
     done?;
     let graph = ended?;
     let mut executable = std::ptr::null_mut();
@@ -94,12 +107,14 @@ fn capture(device: &Device, work: impl Fn() -> Result<(), EngineError>) -> Resul
     };
     made.map_err(|e| failed("a graph cannot be instantiated", e))?;
     device.graphs.borrow_mut().captured += 1;
-    Ok(Executable(executable))
+    Ok(Executable { handle: executable, nodes: device.captured_nodes() - before })
 }
 
 fn launch(device: &Device, graph: &Executable) -> Result<(), EngineError> {
-    // SAFETY: the executable lives as long as its timeline, which waits for every pass.
-    unsafe { result::graph::launch(graph.0, device.stream) }.map_err(|e| failed("a graph", e))?;
+    device.launch_graph(graph.nodes, || {
+        // SAFETY: the executable lives as long as its timeline, which waits for every pass.
+        unsafe { result::graph::launch(graph.handle, device.stream) }.map_err(|e| failed("a graph", e))
+    })?;
     device.graphs.borrow_mut().launches += 1;
     Ok(())
 }

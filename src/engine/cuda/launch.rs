@@ -67,17 +67,18 @@ impl<'d> Launch<'d> {
         // SAFETY: every start is inside the words.
         let mut pointers: Vec<*mut c_void> = self.starts.iter().map(|s| unsafe { words.add(*s).cast() }).collect();
         let [x, y, z] = self.grid;
-        // SAFETY: `ops` gives each kernel the parameters that its source declares; the driver copies them before it returns.
-        let launched = unsafe {
-            result::launch_kernel(function.handle, (x, y, z), (self.block, 1, 1), self.shared, self.device.stream, &mut pointers)
-        };
-        launched.map_err(|e| failed(&format!("kernel {}", self.name), e))?;
-        self.device.timer.borrow_mut().launched(Launched {
+        let launched = Launched {
             name: self.name,
-            grid: self.grid,
+            grid: Some(self.grid),
             block: self.block,
             registers: function.registers,
             shared_bytes: function.shared_bytes.saturating_add(self.shared),
+        };
+        let (block, stream) = ((self.block, 1, 1), self.device.stream);
+        self.device.launch(launched, || {
+            // SAFETY: `ops` gives each kernel the parameters that its source declares; the driver copies them before it returns.
+            let launched = unsafe { result::launch_kernel(function.handle, (x, y, z), block, self.shared, stream, &mut pointers) };
+            launched.map_err(|e| failed(&format!("kernel {}", self.name), e))
         })
     }
 }

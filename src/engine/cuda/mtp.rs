@@ -60,11 +60,11 @@ impl<'m> CudaMtp<'m> {
         let rows = tokens.len();
         self.ws.begin(tokens, self.len)?;
         self.ws.begin_hidden(hidden)?;
-        self.device.timer.borrow_mut().start(wants.clock)?;
+        self.device.start(Module::Draft, wants.clock)?;
         let shape = Shape { rows, wanted, pending: 0, splits: self.ws.splits(self.len + rows), taken: wants.taken() };
         self.graphs.borrow_mut().run(shape, || self.launch(shape))?;
         self.device.wait()?;
-        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Draft)?);
+        self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;
         self.len += rows;
         Ok(())
@@ -74,9 +74,9 @@ impl<'m> CudaMtp<'m> {
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
         let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, shape.rows);
         let Some(module) = &w.mtp else { return Err(EngineError::Request("the model has no draft module".to_owned())) };
+        d.label(None, Component::Embedding);
         ws.send()?;
         ws.send_hidden(rows * c.hidden)?;
-        d.timer.borrow_mut().label(None, Component::Embedding);
         let damage = ws.damage(Site { layer: c.layers, part: Part::Embedding });
         ops::embed(d, &w.embedding, ws.tokens(), rows, ws.normed.at(0), damage)?;
         let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
@@ -87,7 +87,7 @@ impl<'m> CudaMtp<'m> {
         // The module's experts are never clamped.
         pass.feed_forward(c.layers, &module.layer, 0, Limits::default())?;
         pass.output(module.final_norm.at(0), &w.head, shape.wanted)?;
-        ws.bring(shape, c)
+        pass.bring(shape)
     }
 }
 

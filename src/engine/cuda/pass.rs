@@ -4,7 +4,7 @@ use super::device::{Buffer, Device};
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
 use super::state::KdaStates;
 use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, DeviceMla, DeviceMlp};
-use super::workspace::{Part, Site, Workspace};
+use super::workspace::{Part, Shape, Site, Workspace};
 use crate::engine::moe::Limits;
 use crate::engine::{EngineError, ModelConfig};
 use crate::trace::Component;
@@ -39,7 +39,7 @@ impl Pass<'_> {
 
     /// What the next launches work for.
     pub fn label(&self, layer: Option<usize>, component: Component) {
-        self.device.timer.borrow_mut().label(layer, component);
+        self.device.label(layer, component);
     }
 
     /// The residual rows, with the branch `waiting` added, normed.
@@ -181,6 +181,14 @@ impl Pass<'_> {
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
         let out = (ws.mid.at(0), ws.branch.at(0));
         ops::experts(self.device, &mlp, ws.one(), (1, self.rows), ws.normed.at(0), limit, out, self.site(layer, Part::Mlp))
+    }
+
+    /// Brings the results to the host: logits and hidden rows, then the routers' choices.
+    pub fn bring(&self, shape: Shape) -> Done {
+        self.label(None, Component::Head);
+        self.ws.bring(shape, self.config)?;
+        self.label(None, Component::Router);
+        self.ws.bring_choices(shape, self.config)
     }
 
     /// The final norm over all rows and the head over the last `wanted` of them; logits begin at 0.

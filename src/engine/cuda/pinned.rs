@@ -1,6 +1,7 @@
 //! Page-locked host memory: what copies run to and from while the host goes on.
 
 use super::device::{Buffer, Device, Plain, failed};
+use super::timer::Launched;
 use crate::engine::EngineError;
 use cudarc::driver::result;
 use std::ffi::c_void;
@@ -57,9 +58,11 @@ impl Pinned {
     /// Lets the stream copy `bytes` bytes from byte `offset` on to the beginning of `to`.
     pub fn send(&self, offset: usize, bytes: usize, to: &Buffer) -> Result<(), EngineError> {
         let (from, to) = (self.inside(offset, bytes)?, to.inside(0, bytes)?);
-        // SAFETY: both ranges were checked, and neither is freed before the stream has been waited for.
-        let sent = unsafe { result::memcpy_htod_async(to, std::slice::from_raw_parts(from, bytes), self.device.stream) };
-        sent.map_err(|e| failed("a copy to the device", e))
+        self.device.launch(Launched::copy("memcpy HtoD"), || {
+            // SAFETY: both ranges were checked, and neither is freed before the stream has been waited for.
+            let sent = unsafe { result::memcpy_htod_async(to, std::slice::from_raw_parts(from, bytes), self.device.stream) };
+            sent.map_err(|e| failed("a copy to the device", e))
+        })
     }
 
     /// Lets the stream copy the first `bytes` bytes of `from` to byte `offset`.
@@ -68,9 +71,11 @@ impl Pinned {
             return Ok(());
         }
         let (to, from) = (self.inside(offset, bytes)?, from.inside(0, bytes)?);
-        // SAFETY: as above.
-        let received = unsafe { result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(to, bytes), from, self.device.stream) };
-        received.map_err(|e| failed("a copy from the device", e))
+        self.device.launch(Launched::copy("memcpy DtoH"), || {
+            // SAFETY: as above.
+            let received = unsafe { result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(to, bytes), from, self.device.stream) };
+            received.map_err(|e| failed("a copy from the device", e))
+        })
     }
 }
 

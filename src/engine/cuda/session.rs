@@ -190,11 +190,11 @@ impl<'m> CudaSession<'m> {
     fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
         let (rows, position) = (tokens.len(), self.committed + self.pending);
         self.ws.begin(tokens, position)?;
-        self.device.timer.borrow_mut().start(wants.clock)?;
+        self.device.start(Module::Target, wants.clock)?;
         let shape = Shape { rows, wanted, pending: self.pending, splits: self.ws.splits(position + rows), taken: wants.taken() };
         self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
         self.device.wait()?;
-        self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
+        self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;
         if let Some(taps) = &mut self.taps {
             taps.collect(rows * self.config.hidden, self.config.hidden)?;
@@ -208,9 +208,9 @@ impl<'m> CudaSession<'m> {
         let (ws, w, hidden) = (&self.ws, &*self.weights, self.config.hidden);
         let Shape { rows, pending, splits, .. } = shape;
         let pass = Pass { device: &self.device, config: self.config, ws, turns: w.turns.at(0), rows, splits, pending };
+        pass.label(None, Component::Embedding);
         ws.send()?;
         let damage = ws.damage(Site { layer: 0, part: Part::Embedding });
-        pass.label(None, Component::Embedding);
         super::ops::embed(&self.device, &w.embedding, ws.tokens(), rows, ws.residual.at(0), damage)?;
         let (mut kda, mut mla, mut ring) = (0, 0, 0);
         for (number, layer) in w.layers.iter().enumerate() {
@@ -239,19 +239,20 @@ impl<'m> CudaSession<'m> {
         }
         pass.output(w.final_norm.at(0), &w.head, shape.wanted)?;
         if let Some(taps) = &self.taps {
+            pass.label(None, Component::Draft);
             taps.bring(hidden)?;
         }
-        ws.bring(shape, self.config)
+        pass.bring(shape)
     }
 
     /// Commits the first `rows` pending rows on the device.
     fn commit_rows(&mut self, rows: usize, clock: Option<Clock>) -> Result<(), EngineError> {
         if self.kda.layers > 0 && rows > 0 {
             self.kda.begin_commit(rows)?;
-            self.device.timer.borrow_mut().start(clock)?;
-            self.device.timer.borrow_mut().label(None, Component::Commit);
+            self.device.start(Module::Target, clock)?;
+            self.device.label(None, Component::Commit);
             self.graphs.borrow_mut().run(Work::Commit, || self.kda.commit(&self.device))?;
-            self.out.kernels.extend(self.device.timer.borrow_mut().finish(Module::Target)?);
+            self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         }
         self.committed += rows;
         self.pending = 0;
@@ -326,6 +327,10 @@ impl Target for CudaSession<'_> {
         self.ahead = 0;
         self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         Ok(())
+    }
+
+    fn settle(&mut self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
+        self.device.settle(tap)
     }
 }
 

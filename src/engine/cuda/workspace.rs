@@ -227,11 +227,16 @@ impl Workspace {
         self.staged.send(INPUT_BYTES, numbers * 4, &self.hidden)
     }
 
-    /// Lets the stream bring a pass's results to the host: the routers' choices by one copy.
+    /// Lets the stream bring a pass's hidden rows and logits to the host.
     pub fn bring(&self, shape: Shape, config: &ModelConfig) -> Result<(), EngineError> {
-        let [hidden, logits, ring] = self.results_at(config);
+        let [hidden, logits, _] = self.results_at(config);
         self.results.receive(hidden, shape.rows * config.hidden * 4, &self.hidden)?;
-        self.results.receive(logits, shape.wanted * config.vocab * 4, &self.logits)?;
+        self.results.receive(logits, shape.wanted * config.vocab * 4, &self.logits)
+    }
+
+    /// Lets the stream bring the damage note and the routers' choices, as far as they are taken, by one copy.
+    pub fn bring_choices(&self, shape: Shape, config: &ModelConfig) -> Result<(), EngineError> {
+        let [_, _, ring] = self.results_at(config);
         self.results.receive(ring, self.ring_at.wanted(shape.taken), &self.ring)
     }
 

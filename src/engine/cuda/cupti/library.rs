@@ -1,0 +1,159 @@
+//! CUPTI's library: where it is looked for, which version will do, and the functions that are called.
+
+use crate::engine::EngineError;
+use std::ffi::{CStr, c_char, c_void};
+use std::path::{Path, PathBuf};
+
+/// The oldest CUPTI whose records name the node of a graph, that of CUDA 12.1.
+const OLDEST: u32 = 18;
+
+/// What errors of CUPTI begin with.
+pub(super) const PREFIX: &str = "CUPTI: ";
+
+/// Names under which the loader may know it.
+const SONAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
+
+pub(super) type RequestBuffer = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+pub(super) type CompleteBuffer = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+pub(super) type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
+
+macro_rules! functions {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
+        /// The functions that are called; each gives a `CUptiResult`, 0 for success.
+        #[derive(Debug, Clone, Copy)]
+        pub(super) struct Functions {
+            $(pub $field: unsafe extern "C" fn($($argument),*) -> u32,)*
+        }
+
+        impl Functions {
+            /// Finds all of them in a library, or names the one that is missing.
+            fn find(library: &libloading::Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    // SAFETY: the types are those of CUPTI's headers, with enumerations as `u32`.
+                    $($field: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.map_err(|_| $symbol)?,)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    version = "cuptiGetVersion": fn(*mut u32);
+    timestamp = "cuptiGetTimestamp": fn(*mut u64);
+    result_string = "cuptiGetResultString": fn(u32, *mut *const c_char);
+    subscribe = "cuptiSubscribe": fn(*mut *mut c_void, Callback, *mut c_void);
+    unsubscribe = "cuptiUnsubscribe": fn(*mut c_void);
+    enable_callback = "cuptiEnableCallback": fn(u32, *mut c_void, u32, u32);
+    register = "cuptiActivityRegisterCallbacks": fn(RequestBuffer, CompleteBuffer);
+    enable = "cuptiActivityEnable": fn(u32);
+    disable = "cuptiActivityDisable": fn(u32);
+    flush = "cuptiActivityFlushAll": fn(u32);
+    next_record = "cuptiActivityGetNextRecord": fn(*mut u8, usize, *mut *mut u8);
+    dropped = "cuptiActivityGetNumDroppedRecords": fn(*mut c_void, u32, *mut usize);
+    push = "cuptiActivityPushExternalCorrelationId": fn(u32, u64);
+    pop = "cuptiActivityPopExternalCorrelationId": fn(u32, *mut u64);
+    node_id = "cuptiGetGraphNodeId": fn(*mut c_void, *mut u64);
+}
+
+/// A loaded CUPTI. It stays loaded: its own threads may run to the end of the process.
+#[derive(Debug, Clone)]
+pub(super) struct Library {
+    pub functions: Functions,
+    /// As `cuptiGetVersion` gives it: 18 to 28 up to CUDA 12.9, then 130000 and more.
+    pub version: u32,
+    /// Where it was found.
+    pub path: String,
+}
+
+pub(super) fn refused(reason: &str) -> EngineError {
+    EngineError::Device(format!("{PREFIX}{reason}"))
+}
+
+impl Library {
+    /// Loads the first CUPTI that is found.
+    pub fn load() -> Result<Self, EngineError> {
+        let chosen = std::env::var_os("SPECPROF_CUPTI").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let candidates = chosen.clone().map_or_else(candidates, |path| vec![path]);
+        for path in &candidates {
+            // SAFETY: loads a library, whose initialisers are as safe as any library's.
+            if let Ok(library) = unsafe { libloading::Library::new(path) } {
+                return Self::of(library, path);
+            }
+        }
+        Err(refused(&match chosen {
+            Some(path) => format!("SPECPROF_CUPTI names {}, which cannot be loaded", path.display()),
+            None => "libcupti.so is not found (it is not part of the driver): install the CUDA toolkit's extras, or pip install \
+                     nvidia-cuda-cupti, and name the file in SPECPROF_CUPTI"
+                .to_owned(),
+        }))
+    }
+
+    fn of(library: libloading::Library, path: &Path) -> Result<Self, EngineError> {
+        let path = path.display().to_string();
+        let functions = Functions::find(&library).map_err(|name| refused(&format!("{path} has no function {name}")))?;
+        std::mem::forget(library);
+        let mut version = 0;
+        // SAFETY: the function is CUPTI's.
+        let asked = unsafe { (functions.version)(&raw mut version) };
+        if asked != 0 {
+            return Err(refused(&format!("{path} does not say its version (error {asked})")));
+        }
+        if version < OLDEST {
+            return Err(refused(&format!(
+                "{path} has version {version}, whose records do not name a graph's nodes; {OLDEST} (CUDA 12.1) or later is needed"
+            )));
+        }
+        Ok(Self { functions, version, path })
+    }
+
+    /// The error of a call that gave `code`.
+    pub fn failure(&self, what: &str, code: u32) -> EngineError {
+        match code {
+            39 => refused("another profiler is attached (Nsight, cuda-gdb, or a framework's own): end it, or use --kernels off"),
+            35 | 40 => refused(
+                "no permission to profile (error 35): as root set NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module, or give the container CAP_SYS_ADMIN",
+            ),
+            _ => refused(&format!("{}, version {}: {what}: error {code} ({})", self.path, self.version, self.text(code))),
+        }
+    }
+
+    /// What CUPTI calls an error.
+    fn text(&self, code: u32) -> String {
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: CUPTI gives a static string, or none.
+        let said = unsafe { (self.functions.result_string)(code, &raw mut text) };
+        if said != 0 || text.is_null() {
+            return "unknown".to_owned();
+        }
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+/// Files that may be CUPTI, the likeliest first.
+fn candidates() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for variable in ["CUDA_HOME", "CUDA_PATH"] {
+        folders.extend(std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from));
+    }
+    folders.extend(listed(Path::new("/usr/local"), "cuda"));
+    let mut places: Vec<PathBuf> =
+        folders.iter().flat_map(|f| [f.join("extras/CUPTI/lib64"), f.join("targets/x86_64-linux/lib")]).collect();
+    if let Some(environment) = std::env::var_os("VIRTUAL_ENV").filter(|v| !v.is_empty()) {
+        for python in listed(&Path::new(&environment).join("lib"), "python") {
+            places.extend(["cu13", "cuda_cupti"].map(|part| python.join("site-packages/nvidia").join(part).join("lib")));
+        }
+    }
+    let files = places.iter().flat_map(|place| SONAMES.map(|name| place.join(name))).filter(|file| file.is_file());
+    files.chain(SONAMES.map(PathBuf::from)).collect()
+}
+
+/// Folders in `parent` whose names begin with `prefix`, the last one first.
+fn listed(parent: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
+    let mut found: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok()).filter(|e| e.file_name().to_string_lossy().starts_with(prefix)).map(|e| e.path()).collect();
+    found.sort();
+    found.reverse();
+    found
+}
