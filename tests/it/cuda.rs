@@ -584,7 +584,9 @@ fn a_throttled_device_is_told_in_manifest_and_reports() {
             let json: serde_json::Value = serde_json::from_str(&text).unwrap();
             assert_eq!(json["warnings"].as_array().unwrap().iter().filter(|w| w["code"] == "throttled").count(), 1);
             let shares = json["telemetry"]["throttled"].as_array().unwrap();
-            assert!(shares.iter().any(|share| *share == 1.0) && shares[0] == 0.0, "{shares:?}");
+            // A long run's first point stands for more samples than the first.
+            let (first, rest) = shares.split_first().unwrap();
+            assert!(first.as_f64().unwrap() < 1.0 && !rest.is_empty() && rest.iter().all(|s| s.is_null() || *s == 1.0), "{shares:?}");
         }
     }
 }
