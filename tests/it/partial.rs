@@ -79,7 +79,22 @@ fn what_does_not_go_together_is_usage() {
     };
     refused(&["a.parquet", "b.parquet"], "experts per token (k)");
     refused(&["a.parquet", "a.parquet"], "are the same partial report");
+    // The same recording under another name is another file.
+    fs::rename(dir.path().join("a"), dir.path().join("c")).unwrap();
+    report().current_dir(dir.path()).args(["c", "--partial", "-o", "renamed.parquet"]).assert().success();
+    fs::rename(dir.path().join("c"), dir.path().join("a")).unwrap();
+    refused(&["a.parquet", "renamed.parquet"], "are of the same recording");
     refused(&["a", "a.parquet"], "a: a trace among partial reports");
+    refused(&["a.parquet", "missing.parquet"], "missing.parquet: no such file");
+    let before = fs::read(dir.path().join("a.parquet")).unwrap();
+    refused(&["a.parquet", "-o", "a.parquet"], "a.parquet: is read by this command");
+    assert!(before == fs::read(dir.path().join("a.parquet")).unwrap());
+    let mut diff = assert_cmd::Command::cargo_bin("specprof").unwrap();
+    diff.current_dir(dir.path())
+        .args(["diff", "a.parquet", "b.parquet"])
+        .assert()
+        .code(2)
+        .stderr(contains("a.parquet: it is a partial report"));
     refused(&["a.parquet", "--ep", "2"], "need the routes");
     refused(&["a", "b", "--partial", "-o", "c.parquet"], "--partial takes one trace, not 2");
     refused(&["a", "--partial"], "--output");
@@ -87,6 +102,7 @@ fn what_does_not_go_together_is_usage() {
     assert!(!dir.path().join("c.parquet").exists());
     fs::write(dir.path().join("r.json"), "{}").unwrap();
     refused(&["r.json"], "neither a directory nor a partial report");
+    refused(&["a", "r.json"], "r.json: ");
     let part = fs::read_dir(dir.path().join("a/steps")).unwrap().next().unwrap().unwrap().path();
     refused(&[part.to_str().unwrap()], "neither a directory nor a partial report");
 }
@@ -96,6 +112,8 @@ fn broken_files_are_corrupt_and_never_a_panic() {
     let dir = TempDir::new().unwrap();
     write(dir.path(), "a", &small());
     let bytes = fs::read(dir.path().join("a.parquet")).unwrap();
+    let right = report().current_dir(dir.path()).arg("a.parquet").output().unwrap().stdout;
+    let mut found = 0;
     for at in (4..bytes.len()).step_by(bytes.len() / 60) {
         let mut broken = bytes.clone();
         broken[at] ^= 0x55;
@@ -103,7 +121,11 @@ fn broken_files_are_corrupt_and_never_a_panic() {
         let out = report().current_dir(dir.path()).arg("x.parquet").output().unwrap();
         assert!(matches!(out.status.code(), Some(0 | 2 | 4)), "byte {at}: {out:?}");
         assert!(!String::from_utf8_lossy(&out.stderr).contains("panicked"), "byte {at}");
+        // What can still be read is what was written: damage to the numbers is found by their digest.
+        assert!(out.status.code() != Some(0) || out.stdout == right, "byte {at}: another report");
+        found += usize::from(out.status.code() == Some(4));
     }
+    assert!(found > 30, "{found} of 60 damaged files were found");
     fs::write(dir.path().join("x.parquet"), &bytes[..bytes.len() - 9]).unwrap();
     report().current_dir(dir.path()).arg("x.parquet").assert().code(4).stderr(contains("x.parquet: corrupt"));
 }
