@@ -293,7 +293,9 @@ pub fn run(source: &dyn RouteSource, plan: &Plan<'_>) -> Result<PassCounts, Anal
         a_edges.extend(b_edges);
         Ok((a, a_edges))
     };
-    let (mut counts, mut edges) = (0..source.units()).into_par_iter().try_fold(nothing, unit).try_reduce(nothing, both)?;
+    // Unit by unit: a thread that took several at once would still be busy when the others have no work left.
+    let units = (0..source.units()).into_par_iter().with_max_len(1);
+    let (mut counts, mut edges) = units.try_fold(nothing, unit).try_reduce(nothing, both)?;
     edges.sort_by_key(|(at, _)| *at);
     stitch(edges.into_iter().map(|(_, edge)| edge).collect(), |first, shared| {
         let at = counts.group(first.rows);

@@ -100,23 +100,31 @@ impl StepAdder {
     #[inline]
     pub fn add(&mut self, first: usize, at: u32, added: &[u64]) {
         let place = (at as usize).saturating_sub(first);
+        let entry = match self.entry_of.get(place) {
+            Some(&entry) if entry > 0 => entry,
+            _ => self.enter(place, at, added.len()),
+        };
+        let mut i = entry as usize - 1;
+        let (mut begin, mut end) = (self.sums.begin(i), self.sums.ends[i]);
+        if end - begin != added.len() {
+            i = self.other(at, added.len());
+            (begin, end) = (self.sums.begin(i), self.sums.ends[i]);
+        }
+        self.sums.layers[i] += 1;
+        for (sum, &new) in self.sums.added[begin..end].iter_mut().zip(added) {
+            *sum += new as u32;
+        }
+    }
+
+    /// The entry of a step that has none yet.
+    #[cold]
+    fn enter(&mut self, place: usize, at: u32, rows: usize) -> u32 {
         if place >= self.entry_of.len() {
             self.entry_of.resize(place + 1, 0);
         }
-        let mut entry = self.entry_of[place];
-        if entry == 0 {
-            entry = self.begin(at, added.len());
-            self.entry_of[place] = entry;
-        }
-        let mut i = entry as usize - 1;
-        if self.sums.ends[i] - self.sums.begin(i) != added.len() {
-            i = self.other(at, added.len());
-        }
-        self.sums.layers[i] += 1;
-        let begin = self.sums.begin(i);
-        for (sum, &new) in self.sums.added[begin..].iter_mut().zip(added) {
-            *sum += new as u32;
-        }
+        let entry = self.begin(at, rows);
+        self.entry_of[place] = entry;
+        entry
     }
 
     /// A new entry; gives one more than its place.

@@ -72,16 +72,19 @@ impl Loaded {
         let requests = trace.requests()?;
         // The directory as it was named: `.` has no name of its own.
         let name = trace.dir().file_name().map_or_else(|| trace.dir().to_string_lossy(), |name| name.to_string_lossy());
+        let routes = Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights: trace.manifest().router_weights };
+        let rest = || (trees(&table), step_rows(&table), step_times(&table));
+        let (identities, (trees, steps, times)) = rayon::join(|| identity::of(&table, &requests), rest);
         Ok(Self {
             name: name.into_owned(),
-            identities: identity::of(&table, &requests),
-            trees: trees(&table)?,
-            steps: step_rows(&table),
-            times: step_times(&table),
+            identities,
+            trees: trees?,
+            steps,
+            times,
             draft_probs: table.draft_probs,
             passes: table.pass_id,
             requests,
-            routes: Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights: trace.manifest().router_weights },
+            routes,
         })
     }
 

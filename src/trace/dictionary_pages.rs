@@ -3,6 +3,8 @@
 //! Reading is bound by this. The library's reader goes through i32 and a cast; nine-bit indices unpacked
 //! eight at a time and looked up in a table of u16 take a third of that.
 
+#[cfg(target_arch = "x86_64")]
+use super::bit_unpack;
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageReader};
 use parquet::errors::ParquetError;
@@ -14,6 +16,17 @@ pub(super) trait Value: Copy + PartialEq {
 
     /// The value of the next plain-encoded item and its length; `None` where the bytes end.
     fn plain(bytes: &[u8], limit: u32) -> Option<(Self, usize)>;
+
+    /// The first of a dictionary whose entries rise by one each, so that none has to be looked up; `None` of any other.
+    fn first_of_rising(_dictionary: &[Self]) -> Option<Self> {
+        None
+    }
+
+    /// Unpacks groups of eight indices into a dictionary that rises by one from `first`, in so far as the machine has a fast way. Gives
+    /// how many values of `out` it has written, and the largest index among them.
+    fn rising(_packed: &[u8], _width: u32, _first: Self, _out: &mut [Self]) -> (usize, usize) {
+        (0, 0)
+    }
 }
 
 fn plain_u32(bytes: &[u8]) -> Option<u32> {
@@ -36,6 +49,23 @@ impl Value for u16 {
         let value = plain_u32(bytes)?;
         let narrow = Self::try_from(value).ok().filter(|_| value <= limit);
         Some((narrow.unwrap_or(Self::BAD), 4))
+    }
+
+    fn first_of_rising(dictionary: &[Self]) -> Option<Self> {
+        let &first = dictionary.first()?;
+        // The value that stands for a bad one cannot be one of them.
+        let rises = dictionary.iter().zip(u32::from(first)..).all(|(&entry, wanted)| entry != Self::BAD && u32::from(entry) == wanted);
+        rises.then_some(first)
+    }
+
+    fn rising(packed: &[u8], width: u32, first: Self, out: &mut [Self]) -> (usize, usize) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU has it.
+            return unsafe { bit_unpack::eights(packed, width, first, out) };
+        }
+        let _ = (packed, width, first, out);
+        (0, 0)
     }
 }
 
@@ -120,22 +150,22 @@ impl Runs {
         (left > 0).then_some(())
     }
 
-    /// Fills `out` by way of `table`; `None` when the page ends early or an index is not in the table.
-    fn fill<T: Copy>(&mut self, bytes: &[u8], table: &[T], mut out: &mut [T]) -> Option<()> {
+    /// Fills `out` by way of the dictionary; `None` when the page ends early or an index is not in its table.
+    fn fill<T: Value>(&mut self, bytes: &[u8], dictionary: &Dictionary<T>, mut out: &mut [T]) -> Option<()> {
         while !out.is_empty() {
             self.advance(bytes)?;
             match &mut self.run {
                 Run::Same { index, left } => {
                     let n = out.len().min(*left);
                     let (now, later) = out.split_at_mut(n);
-                    now.fill(*table.get(*index)?);
+                    now.fill(*dictionary.table.get(*index)?);
                     *left -= n;
                     out = later;
                 }
                 Run::Packed { at, bytes: len, done, left } => {
                     let n = out.len().min(*left);
                     let (now, later) = out.split_at_mut(n);
-                    unpack(bytes.get(*at..*at + *len)?, self.width, *done, table, now)?;
+                    unpack(bytes.get(*at..*at + *len)?, self.width, *done, dictionary, now)?;
                     *done += n;
                     *left -= n;
                     out = later;
@@ -149,15 +179,25 @@ impl Runs {
 /// Widest indices that are unpacked in groups of eight.
 const GROUPED_WIDTH: u32 = 16;
 
-/// Looks up packed indices `first`... of `packed` in `table`.
-fn unpack<T: Copy>(packed: &[u8], width: u32, first: usize, table: &[T], out: &mut [T]) -> Option<()> {
+/// Looks up packed indices `first`... of `packed`.
+fn unpack<T: Value>(packed: &[u8], width: u32, first: usize, dictionary: &Dictionary<T>, out: &mut [T]) -> Option<()> {
+    let table = &dictionary.table[..];
     // Up to the next group of eight, which begins on a byte.
     let head = (first.next_multiple_of(8) - first).min(out.len());
     let (begin, rest) = out.split_at_mut(head);
     one_by_one(packed, width, first, table, begin)?;
+    let from = (first + head) / 8 * width as usize;
+    let quick = match dictionary.rising {
+        Some(least) if width <= GROUPED_WIDTH => {
+            let (done, largest) = T::rising(packed.get(from..).unwrap_or_default(), width, least, rest);
+            // What is beyond the dictionary is looked up, where it is a bad value.
+            if largest < dictionary.entries { done } else { 0 }
+        }
+        _ => 0,
+    };
+    let (first, from, rest) = (first + quick, from + quick / 8 * width as usize, &mut rest[quick..]);
     let groups = rest.len() / 8;
     let (middle, end) = rest.split_at_mut(groups * 8);
-    let from = (first + head) / 8 * width as usize;
     macro_rules! by_width {
         ($($w:literal)*) => {
             match width {
@@ -212,6 +252,22 @@ fn one_by_one<T: Copy>(packed: &[u8], width: u32, first: usize, table: &[T], out
     Some(())
 }
 
+/// The values that indices stand for.
+#[derive(Debug)]
+struct Dictionary<T> {
+    table: Vec<T>,
+    /// Entries of the column's own; what is behind them in the table is bad.
+    entries: usize,
+    /// See [`Value::first_of_rising`].
+    rising: Option<T>,
+}
+
+impl<T: Value> Dictionary<T> {
+    fn new(table: Vec<T>) -> Self {
+        Self { entries: table.len(), rising: T::first_of_rising(&table), table }
+    }
+}
+
 /// Where the values of the page at hand are.
 #[derive(Debug)]
 enum Cursor {
@@ -224,7 +280,7 @@ pub(super) struct Pages<T> {
     reader: Box<dyn PageReader>,
     limit: u32,
     nullable: bool,
-    table: Vec<T>,
+    dictionary: Dictionary<T>,
     page: Option<Page>,
     cursor: Cursor,
     left: usize,
@@ -240,7 +296,7 @@ impl<T: Value> Pages<T> {
     /// Values above `limit` come out as [`Value::BAD`]; `nullable` says whether the pages carry levels.
     pub(super) fn new(reader: Box<dyn PageReader>, limit: u32, nullable: bool) -> Self {
         let cursor = Cursor::Plain { at: 0 };
-        Self { reader, limit, nullable, table: Vec::new(), page: None, cursor, left: 0, has_bad: false }
+        Self { reader, limit, nullable, dictionary: Dictionary::new(Vec::new()), page: None, cursor, left: 0, has_bad: false }
     }
 
     /// The next `out.len()` values.
@@ -255,7 +311,7 @@ impl<T: Value> Pages<T> {
             let bytes: &[u8] = self.page.as_ref().map(|p| p.buffer().as_ref()).unwrap_or_default();
             match &mut self.cursor {
                 Cursor::Indices(runs) => {
-                    runs.fill(bytes, &self.table, now)
+                    runs.fill(bytes, &self.dictionary, now)
                         .ok_or_else(|| broken("a page has fewer values than it says, or an index beyond its dictionary"))?;
                 }
                 Cursor::Plain { at } => {
@@ -280,13 +336,14 @@ impl<T: Value> Pages<T> {
         let mut at = 0;
         match &page {
             Page::DictionaryPage { num_values, .. } => {
-                self.table.clear();
+                let mut table = Vec::new();
                 for _ in 0..*num_values {
                     let (value, len) = T::plain(&bytes[at..], self.limit).ok_or_else(|| broken("a dictionary is shorter than it says"))?;
                     self.has_bad |= value == T::BAD;
-                    self.table.push(value);
+                    table.push(value);
                     at += len;
                 }
+                self.dictionary = Dictionary::new(table);
                 return Ok(());
             }
             Page::DataPage { num_values, .. } if self.nullable => {
@@ -312,8 +369,8 @@ impl<T: Value> Pages<T> {
                 }
                 // Room for every index of a page that is unpacked in groups; what is beyond the dictionary comes out as bad.
                 let indices = if width <= GROUPED_WIDTH { 1usize << width } else { 0 };
-                if self.table.len() < indices {
-                    self.table.resize(indices, T::BAD);
+                if self.dictionary.table.len() < indices {
+                    self.dictionary.table.resize(indices, T::BAD);
                     self.has_bad = true;
                 }
                 Cursor::Indices(Runs::new(width, at + 1))
@@ -330,11 +387,12 @@ impl<T: Value> Pages<T> {
 fn only_ones(levels: &[u8], count: u32) -> Result<(), ParquetError> {
     let mut runs = Runs::new(1, 0);
     let mut left = count as usize;
-    let mut chunk = [false; 1024];
+    let mut chunk = [0u16; 1024];
+    let dictionary = Dictionary::new(vec![0, 1]);
     while left > 0 {
         let n = left.min(chunk.len());
-        runs.fill(levels, &[false, true], &mut chunk[..n]).ok_or_else(|| broken("broken levels"))?;
-        if chunk[..n].contains(&false) {
+        runs.fill(levels, &dictionary, &mut chunk[..n]).ok_or_else(|| broken("broken levels"))?;
+        if chunk[..n].contains(&0) {
             return Err(broken("a null where none may be"));
         }
         left -= n;
@@ -365,29 +423,43 @@ mod tests {
         bytes
     }
 
+    /// In pieces of `cut`, so that runs and groups are entered in the middle.
+    fn read<T: Value>(bytes: &[u8], width: u32, dictionary: &Dictionary<T>, n: usize, cut: usize) -> Vec<T> {
+        let mut runs = Runs::new(width, 0);
+        let mut got = vec![T::BAD; n];
+        assert!(got.chunks_mut(cut).all(|piece| runs.fill(bytes, dictionary, piece).is_some()));
+        got
+    }
+
+    fn looked_up<T: Copy>(values: &[usize], run: usize, table: &[T]) -> Vec<T> {
+        std::iter::repeat_n(values[0], run).chain(values.iter().copied()).map(|i| table[i]).collect()
+    }
+
     proptest! {
         #[test]
-        fn unpacks_what_was_packed(width in 1u32..=18, run in 1usize..40, seed in prop::collection::vec(any::<usize>(), 1..300), cut in 1usize..50) {
+        fn unpacks_what_was_packed(width in 1u32..=18, from in 0u16..300, run in 1usize..40, seed in prop::collection::vec(any::<usize>(), 1..300), cut in 1usize..50) {
             let mask = (1usize << width) - 1;
             let values: Vec<usize> = seed.iter().map(|v| v & mask).collect();
-            let table: Vec<u32> = (0..=u32::try_from(mask).unwrap()).map(|i| i * 3).collect();
             let bytes = packed(width, (values[0], run), &values);
-            let want: Vec<u32> = std::iter::repeat_n(values[0], run).chain(values.iter().copied()).map(|i| table[i]).collect();
-            let mut runs = Runs::new(width, 0);
-            let mut got = vec![0; want.len()];
-            // In pieces, so that runs and groups are entered in the middle.
-            for piece in got.chunks_mut(cut) {
-                prop_assert!(runs.fill(&bytes, &table, piece).is_some());
+            let wide: Vec<u32> = (0..=u32::try_from(mask).unwrap()).map(|i| i * 3).collect();
+            prop_assert_eq!(read(&bytes, width, &Dictionary::new(wide.clone()), run + values.len(), cut), looked_up(&values, run, &wide));
+            // A dictionary that rises by one, whole or short of some entries, and one that does not.
+            let narrow = |entries: usize, step: u16| -> Vec<u16> { (0..entries).map(|i| (i as u16).wrapping_mul(step).wrapping_add(from)).collect() };
+            for table in [narrow(mask + 1, 1), narrow(mask.div_ceil(2).max(1), 1), narrow(mask + 1, 3)] {
+                let mut dictionary = Dictionary::new(table.iter().map(|&v| v & 0x7fff).collect());
+                dictionary.table.resize(mask + 1, u16::BAD);
+                let want = looked_up(&values, run, &dictionary.table.clone());
+                prop_assert_eq!(read(&bytes, width, &dictionary, run + values.len(), cut), want);
             }
-            prop_assert_eq!(got, want);
         }
 
         #[test]
         fn never_panics_on_noise(width in 0u32..=32, bytes in prop::collection::vec(any::<u8>(), 0..80), n in 0usize..300) {
-            let table = [1u16, 2, 3];
-            let mut out = vec![0u16; n];
-            if Runs::new(width, 0).fill(&bytes, &table, &mut out).is_some() {
-                prop_assert!(out.iter().all(|v| (1..=3).contains(v)));
+            for table in [vec![1u16, 2, 3], vec![1, 3, 2]] {
+                let mut out = vec![0u16; n];
+                if Runs::new(width, 0).fill(&bytes, &Dictionary::new(table), &mut out).is_some() {
+                    prop_assert!(out.iter().all(|v| (1..=3).contains(v)));
+                }
             }
         }
     }

@@ -4,6 +4,8 @@
 //! This module owns ids, expert sets, the events that producers emit, the column names, and the
 //! reading and writing of the files. It does not know who produces events or what they mean.
 
+#[cfg(target_arch = "x86_64")]
+mod bit_unpack;
 mod bounds;
 mod claim;
 mod columns;
@@ -29,6 +31,7 @@ pub mod reader;
 pub mod routes;
 pub mod schema;
 pub mod step_routes;
+pub mod step_table;
 pub mod synth;
 pub mod tables;
 pub mod telemetry;
@@ -52,8 +55,8 @@ pub use output::MANIFEST;
 pub use probe::Probe;
 pub use reader::Trace;
 pub use routes::{RouteBatch, RouteUnit};
+pub use step_table::Steps;
 pub use synth::Synth;
-pub use tables::Steps;
 pub use telemetry::{DeviceSensor, HostSampler, TelemetrySample};
 pub use throttling::Throttling;
 pub use validate::validate;

@@ -9,7 +9,8 @@ use super::manifest::{Manifest, Warning};
 use super::output::{MANIFEST, MAX_MANIFEST_BYTES};
 use super::part_file::{PartHandle, corrupt, leads_nowhere, open_file};
 use super::routes::{self, RouteUnit};
-use super::tables::{self, Steps};
+use super::step_table::{Steps, read_steps};
+use super::tables;
 use super::telemetry::TelemetrySample;
 use super::version::FormatVersion;
 use super::{KernelEvent, Kernels, RequestEvent, TraceError, kernel_table, schema};
@@ -113,7 +114,7 @@ impl Trace {
     /// # Errors
     /// [`TraceError::Corrupt`] naming the part and, where one is wrong, the column or row.
     pub fn steps(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, false, self.manifest.host_times)
+        read_steps(&self.steps, false, self.manifest.host_times)
     }
 
     /// `steps` with all columns.
@@ -121,7 +122,7 @@ impl Trace {
     /// # Errors
     /// As [`Trace::steps`].
     pub fn steps_with_details(&self) -> Result<Steps, TraceError> {
-        tables::read_steps(&self.steps, true, self.manifest.host_times)
+        read_steps(&self.steps, true, self.manifest.host_times)
     }
 
     /// `requests`, in the order in which they ended.

@@ -1,204 +1,22 @@
-//! The small tables as plain columns and structs: `steps`, `requests`, `telemetry`.
+//! The small tables as plain structs: `requests`, `telemetry`; and how any small table is read.
 
 use super::bounds::Budget;
 use super::part_file::{PartHandle, guarded};
 use super::schema::{self, col};
 use super::telemetry::TelemetrySample;
-use super::{FinishReason, Phase, RequestEvent, StepEvent, StepRoutes, TraceError};
+use super::{FinishReason, RequestEvent, TraceError};
 use arrow_array::cast::AsArray;
-use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type, Int64Type, UInt16Type, UInt32Type, UInt64Type};
+use arrow_array::types::{ArrowPrimitiveType, Float64Type, Int64Type, UInt32Type, UInt64Type};
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::{DataType, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::Type;
 
-/// Rows that are decoded at a time: few, since a row may hold a long text.
-const BATCH_ROWS: usize = 1024;
-/// Text that may be decoded at a time, bytes: no more rows than this has room for, each as long as its page.
+/// Rows that are decoded at a time...
+const BATCH_ROWS: usize = 8192;
+/// ...unless they have more text than this, bytes: each may hold one as long as its page.
 const BATCH_TEXT: u64 = 16 << 20;
-
-/// Lists of numbers, one a row, end to end.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Lists<T> {
-    values: Vec<T>,
-    ends: Vec<usize>,
-}
-
-impl<T> Default for Lists<T> {
-    fn default() -> Self {
-        Self { values: Vec::new(), ends: Vec::new() }
-    }
-}
-
-impl<T: Copy> Lists<T> {
-    fn push(&mut self, list: &[T]) {
-        self.values.extend_from_slice(list);
-        self.ends.push(self.values.len());
-    }
-
-    /// The list of a row; empty beyond the end and where there is none.
-    pub fn get(&self, row: usize) -> &[T] {
-        let Some(&end) = self.ends.get(row) else { return &[] };
-        let begin = row.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.values[begin..end]
-    }
-
-    /// All lists end to end.
-    pub fn values(&self) -> &[T] {
-        &self.values
-    }
-
-    /// Number of lists.
-    pub fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Whether there is no list.
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-}
-
-/// `steps`, one vector a column, in order of `step_id`.
-#[derive(Debug, Clone, Default, PartialEq)]
-#[expect(missing_docs, reason = "as the fields of StepEvent")]
-pub struct Steps {
-    pub step_id: Vec<u32>,
-    pub request_id: Vec<u32>,
-    pub phase: Vec<Phase>,
-    pub rows: Vec<u16>,
-    pub accepted: Vec<u16>,
-    pub context_len: Vec<u32>,
-    pub host_begin_ns: Vec<i64>,
-    pub host_end_ns: Vec<i64>,
-    pub draft_host_ns: Vec<i64>,
-    pub target_host_ns: Vec<i64>,
-    pub device_ns: Vec<Option<i64>>,
-    /// Whether the host times are known; they are all 0 and mean nothing otherwise.
-    pub host_times: bool,
-    /// `None` where a step had a pass to itself, and everywhere in traces before 1.2.
-    pub pass_id: Vec<Option<u32>>,
-    pub emitted_tokens: Lists<u32>,
-    /// Empty unless asked for.
-    pub input_tokens: Lists<u32>,
-    /// `None` for a chain. Empty unless asked for.
-    pub parents: Vec<Option<Vec<i16>>>,
-    pub draft_probs: Vec<Option<Vec<f32>>>,
-    /// Empty unless asked for.
-    pub draft_confidences: Vec<Option<Vec<f32>>>,
-}
-
-impl Steps {
-    /// Number of steps.
-    pub fn len(&self) -> usize {
-        self.step_id.len()
-    }
-
-    /// Whether there is no step.
-    pub fn is_empty(&self) -> bool {
-        self.step_id.is_empty()
-    }
-
-    /// The step at an index, without its routes; `None` beyond the last one. All columns must have been read.
-    pub fn event(&self, at: usize) -> Option<StepEvent> {
-        Some(StepEvent {
-            step_id: *self.step_id.get(at)?,
-            request_id: *self.request_id.get(at)?,
-            phase: *self.phase.get(at)?,
-            accepted: *self.accepted.get(at)?,
-            context_len: *self.context_len.get(at)?,
-            input_tokens: self.input_tokens.get(at).to_vec(),
-            parents: self.parents.get(at)?.clone(),
-            emitted_tokens: self.emitted_tokens.get(at).to_vec(),
-            draft_probs: self.draft_probs.get(at)?.clone(),
-            draft_confidences: self.draft_confidences.get(at)?.clone(),
-            pass_id: *self.pass_id.get(at)?,
-            host_begin_ns: *self.host_begin_ns.get(at)?,
-            host_end_ns: *self.host_end_ns.get(at)?,
-            draft_host_ns: *self.draft_host_ns.get(at)?,
-            target_host_ns: *self.target_host_ns.get(at)?,
-            device_ns: *self.device_ns.get(at)?,
-            routes: StepRoutes::default(),
-        })
-    }
-}
-
-/// Reads `steps`, with input tokens, parents and confidences when `details` are wanted. `times` says whether host times are known.
-pub(super) fn read_steps(parts: &[PartHandle], details: bool, times: bool) -> Result<Steps, TraceError> {
-    let mut steps = Steps { host_times: times, ..Steps::default() };
-    let mut wanted = schema::steps(times);
-    // Traces before 1.2 have no such column.
-    let confidences = details && parts.iter().all(|part| part.metadata.schema().field_with_name(col::DRAFT_CONFIDENCES).is_ok());
-    let read = |name: &str| match name {
-        col::PARENTS | col::INPUT_TOKENS => details,
-        col::DRAFT_CONFIDENCES => confidences,
-        _ => true,
-    };
-    let kept: Vec<_> = wanted.fields().iter().filter(|f| read(f.name())).cloned().collect();
-    wanted = Schema::new(kept).into();
-    let host = |rows: &Rows<'_>, name: &str| {
-        // Whatever stands in a column that the manifest calls unknown is not read.
-        if times { rows.numbers::<Int64Type>(name) } else { rows.maybe_numbers::<Int64Type>(name).map(|values| vec![0; values.len()]) }
-    };
-    let older = Schema::new(wanted.fields().iter().filter(|f| f.name() != col::PASS_ID).cloned().collect::<Vec<_>>());
-    let mut budget = Budget::new(schema::STEPS, parts)?;
-    for part in parts {
-        let has_passes = part.metadata.schema().fields().iter().any(|f| f.name() == col::PASS_ID);
-        let wanted: &Schema = if has_passes { &wanted } else { &older };
-        read_part(part, schema::STEPS, wanted, &mut budget, |rows, _| {
-            let first = steps.len();
-            steps.step_id.extend(rows.numbers::<UInt32Type>(col::STEP_ID)?);
-            steps.request_id.extend(rows.numbers::<UInt32Type>(col::REQUEST_ID)?);
-            steps.phase.extend(rows.words(col::PHASE, Phase::parse)?);
-            steps.rows.extend(rows.numbers::<UInt16Type>(col::ROWS)?);
-            steps.accepted.extend(rows.numbers::<UInt16Type>(col::ACCEPTED)?);
-            steps.context_len.extend(rows.numbers::<UInt32Type>(col::CONTEXT_LEN)?);
-            steps.host_begin_ns.extend(host(rows, col::HOST_BEGIN_NS)?);
-            steps.host_end_ns.extend(host(rows, col::HOST_END_NS)?);
-            steps.draft_host_ns.extend(host(rows, col::DRAFT_HOST_NS)?);
-            steps.target_host_ns.extend(host(rows, col::TARGET_HOST_NS)?);
-            steps.device_ns.extend(rows.maybe_numbers::<Int64Type>(col::DEVICE_NS)?);
-            let passes = if has_passes { rows.maybe_numbers::<UInt32Type>(col::PASS_ID)? } else { Vec::new() };
-            steps.pass_id.extend(passes);
-            steps.pass_id.resize(steps.step_id.len(), None);
-            rows.lists::<UInt32Type>(col::EMITTED_TOKENS, |list| {
-                steps.emitted_tokens.push(list.unwrap_or_default());
-                list.is_some()
-            })?;
-            if details {
-                rows.lists::<UInt32Type>(col::INPUT_TOKENS, |list| {
-                    steps.input_tokens.push(list.unwrap_or_default());
-                    list.is_some()
-                })?;
-            }
-            if details {
-                rows.lists::<Int16Type>(col::PARENTS, |list| {
-                    steps.parents.push(list.map(<[i16]>::to_vec));
-                    true
-                })?;
-            }
-            rows.lists::<Float32Type>(col::DRAFT_PROBS, |list| {
-                steps.draft_probs.push(list.map(<[f32]>::to_vec));
-                true
-            })?;
-            if confidences {
-                rows.lists::<Float32Type>(col::DRAFT_CONFIDENCES, |list| {
-                    steps.draft_confidences.push(list.map(<[f32]>::to_vec));
-                    true
-                })?;
-            } else if details {
-                steps.draft_confidences.resize(steps.step_id.len(), None);
-            }
-            let before = first.saturating_sub(1);
-            match (before + 1..steps.step_id.len()).find(|&i| steps.step_id[i] <= steps.step_id[i - 1]) {
-                Some(i) if i >= first => Err(rows.error(i - first, &format!("step {} is out of order", steps.step_id[i]))),
-                _ => Ok(()),
-            }
-        })?;
-    }
-    Ok(steps)
-}
 
 /// Reads `requests`.
 pub(super) fn read_requests(parts: &[PartHandle]) -> Result<Vec<RequestEvent>, TraceError> {
@@ -416,10 +234,13 @@ impl Rows<'_> {
     ) -> Result<(), TraceError> {
         let wrong = || self.part.corrupt(format!("table {}, column {name}: wrong type", self.table));
         let lists = self.column(name)?.as_list_opt::<i32>().ok_or_else(wrong)?;
-        for i in 0..lists.len() {
-            let items = lists.is_valid(i).then(|| lists.value(i));
-            let items = items.as_ref().map(|items| items.as_primitive_opt::<T>().ok_or_else(wrong)).transpose()?;
-            if items.is_some_and(|items| items.null_count() > 0) || !take(items.map(|items| &items.values()[..])) {
+        // The items of all rows end to end: an array of its own for every row would take longer than reading them.
+        let items = lists.values().as_primitive_opt::<T>().ok_or_else(wrong)?;
+        for (i, ends) in lists.value_offsets().windows(2).enumerate() {
+            let range = usize::try_from(ends[0]).ok().zip(usize::try_from(ends[1]).ok());
+            let list = range.and_then(|(begin, end)| Some((begin..end, items.values().get(begin..end)?))).filter(|_| lists.is_valid(i));
+            let null_inside = list.as_ref().is_some_and(|(range, _)| items.null_count() > 0 && range.clone().any(|at| items.is_null(at)));
+            if null_inside || !take(list.map(|(_, list)| list)) {
                 return Err(self.null(name, i));
             }
         }

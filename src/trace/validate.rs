@@ -4,7 +4,7 @@ use super::event::{UNKNOWN_TOKEN, wrong_parent};
 use super::manifest::WindowCompleteness;
 use super::passes::PassOrder;
 use super::schema::col;
-use super::tables::Steps;
+use super::step_table::Steps;
 use super::{Component, ExpertSet, Manifest, Module, Phase, RequestEvent, TelemetrySample, Trace, TraceError, token_hash};
 use serde::Serialize;
 use serde::de::IgnoredAny;

@@ -65,8 +65,11 @@ pub fn sweep(windows: &Windows<'_>, probs: &[Option<Vec<f32>>], cost: Option<&St
     for (step, sum) in &windows.steps {
         let probs = probs.get(sum.at as usize)?.as_ref().filter(|p| p.len() == windows.drafts && p.iter().all(|p| p.is_finite()))?;
         let sums = by_request.entry(step.request).or_default();
+        // Thresholds ascend, so no window has more drafts at a later one.
+        let mut verified = windows.drafts;
         for (sums, threshold) in sums.iter_mut().zip(THRESHOLDS) {
-            let verified = probs.iter().take_while(|&&p| f64::from(p) >= threshold).count();
+            let sure = |p: &f32| f64::from(*p) >= threshold;
+            verified = probs[..verified].iter().position(|p| !sure(p)).unwrap_or(verified);
             sums.add(u64::from(step.accepted), verified, windows.drafts, sum.prefix(verified));
         }
     }
