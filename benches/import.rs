@@ -125,7 +125,9 @@ fn made(dir: &Path, name: &str, bytes: u64, nested: bool) -> std::io::Result<Pat
 /// Imports one file and prints how fast that was.
 fn timed(name: &str, format: &str, path: &Path, out: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let importer = import::find(format).into_iter().next().ok_or("no such format")?;
-    let options = Options { experts: Some(EXPERTS as u16), force: true, ..Options::default() };
+    // Lines say themselves how many experts there are, and the flag is refused.
+    let experts = (format != "jsonl").then_some(EXPERTS as u16);
+    let options = Options { experts, force: true, ..Options::default() };
     let (begin, clock) = (cpu_seconds(), Instant::now());
     let manifest = import::import(importer, &[path.to_owned()], out, &options)?;
     let (cpu, wall) = (cpu_seconds() - begin, clock.elapsed().as_secs_f64());

@@ -3,7 +3,7 @@
 use super::ImportError;
 use super::input::open;
 use serde::de::DeserializeOwned;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 /// One JSON value of several has at most this many bytes.
@@ -60,6 +60,8 @@ struct Values<'a> {
     place: Place,
     /// Whether the values are elements of one array; `None` before the first byte.
     array: Option<bool>,
+    /// Whether every value so far was a line of its own: then its end need not be looked for.
+    lines: bool,
     /// Values so far.
     count: u64,
     value: Vec<u8>,
@@ -117,7 +119,7 @@ impl Scan {
 
 impl<'a> Values<'a> {
     fn new(path: &'a Path, reader: Box<dyn BufRead>) -> Self {
-        Self { path, reader, place: Place { line: 1, column: 1 }, array: None, count: 0, value: Vec::new() }
+        Self { path, reader, place: Place { line: 1, column: 1 }, array: None, lines: true, count: 0, value: Vec::new() }
     }
 
     fn wrong(&self, what: &str, place: Place) -> ImportError {
@@ -178,6 +180,11 @@ impl<'a> Values<'a> {
         if first.is_none() {
             return Ok(None);
         }
+        if self.array == Some(false)
+            && let Some(value) = self.line(parse)?
+        {
+            return Ok(Some(value));
+        }
         let begin = self.place;
         self.read_value()?;
         self.count += 1;
@@ -188,10 +195,39 @@ impl<'a> Values<'a> {
             let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
             self.wrong(what, Place { line: begin.line + line.max(1) - 1, column })
         });
+        self.give_back();
+        parsed.map(Some)
+    }
+
+    fn give_back(&mut self) {
         if self.value.capacity() > KEPT_BYTES {
             self.value = Vec::new();
         }
-        parsed.map(Some)
+    }
+
+    /// The next value if it is all of a line. No text of JSON has a bare line break within a string, so what parses is one value; where
+    /// it does not, the line is put back, and values are cut byte by byte from then on.
+    fn line<T>(&mut self, parse: &impl Fn(&[u8]) -> serde_json::Result<T>) -> Result<Option<T>, ImportError> {
+        if !self.lines {
+            return Ok(None);
+        }
+        self.value.clear();
+        let line = (&mut self.reader).take(MAX_VALUE_BYTES + 1).read_until(b'\n', &mut self.value);
+        line.map_err(ImportError::io(self.path))?;
+        match parse(self.value.trim_ascii_end()) {
+            Ok(value) if self.value.len() as u64 <= MAX_VALUE_BYTES => {
+                self.place = self.place.after(if self.value.ends_with(b"\n") { b"\n" } else { &[] });
+                self.count += 1;
+                self.give_back();
+                Ok(Some(value))
+            }
+            _ => {
+                self.lines = false;
+                let rest = std::mem::replace(&mut self.reader, Box::new(io::empty()));
+                self.reader = Box::new(io::Cursor::new(std::mem::take(&mut self.value)).chain(rest));
+                Ok(None)
+            }
+        }
     }
 
     /// Reads one value's text, to its end or the file's.

@@ -4,7 +4,7 @@
 //! these has a signature that top-k routing cannot produce, and only those are left out.
 
 use super::Sink;
-use crate::trace::{ExpertSet, Module, StepRoutes};
+use crate::trace::{Module, StepRoutes};
 use std::ops::Range;
 
 /// So many identical rows in a run are a dummy batch.
@@ -293,7 +293,13 @@ pub fn push(
                 first = row + 1;
                 continue;
             }
-            ids.extend(cell.iter().filter_map(|&id| u16::try_from(id).ok()));
+            // Larger ones are no experts of any model, and refused as such; as few values must come of a cell as it has ids.
+            let id = |&id: &i32| u16::try_from(id).unwrap_or(u16::MAX);
+            if cell.len() == k {
+                ids.extend(cell.iter().map(id));
+            } else {
+                ids.extend(cell.iter().filter(|&&id| id >= 0).map(id));
+            }
             if !array.weights.is_empty() {
                 let kept = cell.iter().zip(array.cell_weights(row, layer)).filter(|(id, _)| **id >= 0);
                 weights.extend(kept.map(|(_, &weight)| weight));
@@ -305,13 +311,10 @@ pub fn push(
 
 /// Why a cell is not a choice of k experts; `None` when it is one.
 fn choice(cell: &[i32], k: usize) -> Option<(&'static str, &'static str)> {
-    let (mut set, mut found) = (ExpertSet::EMPTY, 0);
-    for &id in cell.iter().filter(|&&id| id >= 0) {
-        set.insert(id as u16);
-        found += 1;
-    }
+    let found = cell.iter().filter(|&&id| id >= 0).count();
     // As many different experts as wanted, and no more: all is well. Everything else has its reason.
-    if found == k && set.len() as usize == k && k > 1 {
+    let twice = has_twice(cell);
+    if found == k && k > 1 && !twice {
         return None;
     }
     if is_dummy(cell) {
@@ -320,7 +323,26 @@ fn choice(cell: &[i32], k: usize) -> Option<(&'static str, &'static str)> {
     if found != k {
         return Some(PARTIAL);
     }
-    ((set.len() as usize) < k).then_some(REPEATED_IDS)
+    twice.then_some(REPEATED_IDS)
+}
+
+/// Whether an id is there twice; what is below 0 is none.
+fn has_twice(cell: &[i32]) -> bool {
+    /// More ids than this are sorted: comparing all with all would take longer.
+    const FEW: usize = 16;
+    if let Ok(eight) = <&[i32; 8]>::try_from(cell) {
+        // The usual number, known beforehand: all of it in registers.
+        let at_distance = |lag: usize| (0..8 - lag).fold(false, |twice, at| twice | (eight[at] == eight[at + lag] && eight[at] >= 0));
+        return (1..8).fold(false, |twice, lag| twice | at_distance(lag));
+    }
+    if cell.len() <= FEW {
+        // By their distance, so that vectors of neighbours are compared.
+        let at_distance = |lag: usize| cell.iter().zip(&cell[lag..]).fold(false, |twice, (a, b)| twice | (a == b && *a >= 0));
+        return (1..cell.len()).any(at_distance);
+    }
+    let mut ids: Vec<i32> = cell.iter().copied().filter(|&id| id >= 0).collect();
+    ids.sort_unstable();
+    ids.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ impl RouteColumns {
         let values = first * k..(first + rows) * k;
         let ids = &routes.ids[values.clone()];
         for (rank, column) in self.experts.iter_mut().enumerate() {
-            column.extend(ids.iter().skip(rank).step_by(k));
+            column.extend(ids.chunks_exact(k.max(1)).map(|row| row[rank]));
         }
         if self.weights_kept {
             let weights = &routes.weights[values];

@@ -3,7 +3,7 @@
 use super::bounds::Budget;
 use super::part_file::PartHandle;
 use super::schema::{self, col};
-use super::tables::{Rows, read_part};
+use super::tables::{Rows, read_part, roots};
 use super::{Phase, StepEvent, StepRoutes, TraceError};
 use arrow_array::types::{Float32Type, Int16Type, Int64Type, UInt16Type, UInt32Type};
 use arrow_schema::{DataType, Schema};
@@ -116,6 +116,11 @@ impl Steps {
 
 /// Reads `steps`, with input tokens, parents and confidences when `details` are wanted. `times` says whether host times are known.
 pub(super) fn read_steps(parts: &[PartHandle], details: bool, times: bool) -> Result<Steps, TraceError> {
+    // A column that is missing is said before what is wrong within others.
+    for part in parts {
+        roots(part, schema::STEPS, &number_columns(part, times))?;
+        roots(part, schema::STEPS, &list_columns(parts, details))?;
+    }
     let (numbers, lists) = rayon::join(|| read_numbers(parts, times), || read_lists(parts, details));
     let (numbers, lists) = (numbers?, lists?);
     Ok(Steps {
@@ -139,6 +144,24 @@ fn has_column(part: &PartHandle, name: &str) -> bool {
     part.metadata.schema().field_with_name(name).is_ok()
 }
 
+fn number_columns(part: &PartHandle, times: bool) -> Schema {
+    // Traces before 1.2 have no such column.
+    columns(times, false, |name| name != col::PASS_ID || has_column(part, col::PASS_ID))
+}
+
+fn has_confidences(parts: &[PartHandle]) -> bool {
+    parts.iter().all(|part| has_column(part, col::DRAFT_CONFIDENCES))
+}
+
+fn list_columns(parts: &[PartHandle], details: bool) -> Schema {
+    // Whether there are times does not matter to lists.
+    columns(true, true, |name| match name {
+        col::PARENTS | col::INPUT_TOKENS => details,
+        col::DRAFT_CONFIDENCES => details && has_confidences(parts),
+        _ => true,
+    })
+}
+
 fn read_numbers(parts: &[PartHandle], times: bool) -> Result<Steps, TraceError> {
     let mut steps = Steps { host_times: times, ..Steps::default() };
     let host = |rows: &Rows<'_>, name: &str| {
@@ -147,10 +170,8 @@ fn read_numbers(parts: &[PartHandle], times: bool) -> Result<Steps, TraceError> 
     };
     let mut budget = Budget::new(schema::STEPS, parts)?;
     for part in parts {
-        // Traces before 1.2 have no such column.
         let has_passes = has_column(part, col::PASS_ID);
-        let wanted = columns(times, false, |name| has_passes || name != col::PASS_ID);
-        read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {
+        read_part(part, schema::STEPS, &number_columns(part, times), &mut budget, |rows, _| {
             let first = steps.len();
             steps.step_id.extend(rows.numbers::<UInt32Type>(col::STEP_ID)?);
             steps.request_id.extend(rows.numbers::<UInt32Type>(col::REQUEST_ID)?);
@@ -179,13 +200,8 @@ fn read_numbers(parts: &[PartHandle], times: bool) -> Result<Steps, TraceError> 
 /// [`Steps`] with nothing but its lists.
 fn read_lists(parts: &[PartHandle], details: bool) -> Result<Steps, TraceError> {
     let mut steps = Steps::default();
-    let confidences = details && parts.iter().all(|part| has_column(part, col::DRAFT_CONFIDENCES));
-    // Whether there are times does not matter to lists.
-    let wanted = columns(true, true, |name| match name {
-        col::PARENTS | col::INPUT_TOKENS => details,
-        col::DRAFT_CONFIDENCES => confidences,
-        _ => true,
-    });
+    let confidences = details && has_confidences(parts);
+    let wanted = list_columns(parts, details);
     let mut budget = Budget::new(schema::STEPS, parts)?;
     for part in parts {
         read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {

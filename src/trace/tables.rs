@@ -107,14 +107,8 @@ pub(super) struct Rows<'a> {
     batch: RecordBatch,
 }
 
-/// Checks that the file has the wanted columns in the wanted types, then decodes them.
-pub(super) fn read_part(
-    part: &PartHandle,
-    table: &'static str,
-    wanted: &Schema,
-    budget: &mut Budget,
-    mut take: impl FnMut(&Rows<'_>, &mut Budget) -> Result<(), TraceError>,
-) -> Result<(), TraceError> {
+/// Where the wanted columns are in a file, whose types they have.
+pub(super) fn roots(part: &PartHandle, table: &'static str, wanted: &Schema) -> Result<Vec<usize>, TraceError> {
     let found = part.metadata.schema();
     let mut roots = Vec::with_capacity(wanted.fields().len());
     for field in wanted.fields() {
@@ -127,6 +121,18 @@ pub(super) fn read_part(
         }
         roots.push(index);
     }
+    Ok(roots)
+}
+
+/// Checks that the file has the wanted columns in the wanted types, then decodes them.
+pub(super) fn read_part(
+    part: &PartHandle,
+    table: &'static str,
+    wanted: &Schema,
+    budget: &mut Budget,
+    mut take: impl FnMut(&Rows<'_>, &mut Budget) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    let roots = roots(part, table, wanted)?;
     let mut file = part.reopen()?;
     let mask = ProjectionMask::roots(part.footer().file_metadata().schema_descr(), roots);
     let mut largest_text = 1;
