@@ -5,6 +5,7 @@ use crate::metric::Unit;
 use crate::metric::report::{LayerReport, Overall, Report};
 use crate::report::svg::{self, Frame, Grid, Line, short};
 use crate::report::tables;
+use crate::report::words::counted;
 
 /// Columns of the map of loads at most; of more experts, neighbours are put together.
 const LOAD_COLUMNS: usize = 64;
@@ -44,11 +45,6 @@ pub fn sections(report: &Report) -> Vec<Section> {
 
 fn count(n: u64) -> String {
     Unit::Count.show(n as f64)
-}
-
-/// A number of things, `1 step`, `2 steps`.
-pub fn counted(n: u64, what: &str) -> String {
-    format!("{} {what}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
 fn two(v: f64) -> String {

@@ -1,6 +1,5 @@
 //! The figures of times: what a verify step costs more than a decode step, and which draft length is worth it.
 
-use super::charts::counted;
 use super::figure::{Figure, Grids, Section};
 use crate::metric::Unit;
 use crate::metric::advice::{Advice, DraftLength};
@@ -9,6 +8,7 @@ use crate::metric::report::Report;
 use crate::report::cost as words;
 use crate::report::lookup::{interval, json, list, number, word};
 use crate::report::svg::{self, Cloud, Frame, Grid, Line, short};
+use crate::report::words::counted;
 use serde_json::Value;
 
 /// Colours of passes of different numbers of rows.

@@ -11,11 +11,10 @@ mod groups;
 use super::lookup::{json, number};
 use super::table::Column;
 use super::tables::{self, Table};
+use super::words::{self, counted, known};
 use super::wrap::plain;
 use crate::metric::report::Report;
 use crate::metric::{METRICS, Unit};
-use crate::trace::manifest::{Verification, WindowCompleteness};
-use charts::counted;
 use figure::{Grids, Section};
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Value, context};
@@ -142,28 +141,8 @@ fn grids(report: &Report) -> Vec<Grids> {
 fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let (run, totals) = (&report.run, &report.totals);
     let m = &run.model;
-    let known = |n: Option<u16>| n.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
     let bytes = m.bytes_per_expert.map_or_else(|| "unknown".to_owned(), |n| Unit::Bytes.show(n as f64));
-    let sampling = run.sampling.as_ref().map_or_else(
-        || "unknown".to_owned(),
-        |s| format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
-    );
-    let verification = match run.verification {
-        Verification::Exact => "exact",
-        Verification::Batched => "batched",
-        Verification::Unknown => "unknown",
-    };
-    let windows = match run.window_completeness {
-        WindowCompleteness::Full => "all rows recorded",
-        WindowCompleteness::AcceptedOnly => "kept rows recorded only: unions are lower bounds",
-        WindowCompleteness::Counts => "counts recorded only",
-        WindowCompleteness::None => "no windows recorded",
-    };
-    let state = match (&run.incomplete_reason, run.complete) {
-        (_, true) => "complete".to_owned(),
-        (Some(reason), false) => format!("incomplete: {reason}"),
-        (None, false) => "incomplete".to_owned(),
-    };
+    let state = words::incomplete(run).map_or_else(|| "complete".to_owned(), |why| format!("incomplete: {why}"));
     let facts = [
         ("trace", run.name.clone()),
         ("state", state),
@@ -172,9 +151,9 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
         ("experts", format!("{} of {}, and {} shared", m.top_k_words(), m.experts_words(), known(m.shared_experts))),
         ("bytes per expert", format!("{bytes} ({})", m.quantisation)),
         ("drafter", format!("{}, {} drafts per step", run.drafter.label(), known(run.drafter.draft_len))),
-        ("sampling", sampling),
-        ("verification", verification.to_owned()),
-        ("windows", windows.to_owned()),
+        ("sampling", words::sampling(run)),
+        ("verification", words::verification(run).to_owned()),
+        ("windows", words::windows(run).to_owned()),
         (
             "steps",
             format!("{}: {} prefill, {} decode, {} verify", totals.steps, totals.prefill_steps, totals.decode_steps, totals.verify_steps),
