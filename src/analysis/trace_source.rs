@@ -137,8 +137,12 @@ pub(super) fn with_plan<T>(
     weights: bool,
     work: impl FnOnce(&Plan<'_>, &dyn RouteSource) -> Result<T, AnalysisError>,
 ) -> Result<T, AnalysisError> {
-    let table = StepTable::new(&step_rows(&trace.steps()?))?;
-    let plan = plan_of(trace.manifest(), &table)?;
+    let steps = trace.steps_with_details()?;
+    let trees = trees(&steps)?;
+    let table = StepTable::new(&step_rows(&steps))?.with_trees(&trees);
+    drop(steps);
+    let mut plan = plan_of(trace.manifest(), &table)?;
+    plan.trees = Some(&trees).filter(|trees| !trees.is_empty());
     work(&plan, &Units { units: trace.route_units()?, bytes: trace.route_bytes(), weights })
 }
 

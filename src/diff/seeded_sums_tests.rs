@@ -19,7 +19,7 @@ const EXPERTS: u32 = 32;
 /// Traces of 24 requests of 6 to 9 windows of four rows in two layers; k = 4 of 32 experts. A prompt prefers ten experts of its own; a row
 /// takes over each expert of the row before with the probability `sticky`, and draws the others, four of five from the preferred ones,
 /// of the rest low numbers more often by `skew`.
-fn trace(prompts: u64, windows: u64, sticky: f64, skew: f64) -> (Report, RequestTotals) {
+fn memory(prompts: u64, windows: u64, sticky: f64, skew: f64) -> Memory {
     let mut memory = Memory::new(&[1, 2], EXPERTS as u16, 4);
     let mut scatter = ChaCha8Rng::seed_from_u64(windows);
     let chance = |rng: &mut ChaCha8Rng| f64::from(rng.next_u32()) / f64::from(u32::MAX);
@@ -55,12 +55,36 @@ fn trace(prompts: u64, windows: u64, sticky: f64, skew: f64) -> (Report, Request
             memory.verify(request, accepted, &ids);
         }
     }
+    memory
+}
+
+/// The same, half of the windows trees: two drafts of depth 1, the second of which has one below it.
+fn trees(prompts: u64, windows: u64, sticky: f64) -> (Report, RequestTotals) {
+    let mut memory = memory(prompts, windows, sticky, 0.0);
+    for step in memory.steps.iter_mut().step_by(2) {
+        step.accepted = step.accepted.min(2);
+        // One accepted draft is of either branch by turns.
+        let emitted = match step.accepted {
+            0 => vec![99],
+            1 => vec![11 + (step.step_id / 2) % 2, 99],
+            _ => vec![12, 13, 99],
+        };
+        memory.trees.insert(step.step_id, (vec![-1, 0, 0, 2], vec![10, 11, 12, 13], emitted));
+    }
+    summed(&memory, prompts, windows)
+}
+
+fn trace(prompts: u64, windows: u64, sticky: f64, skew: f64) -> (Report, RequestTotals) {
+    summed(&memory(prompts, windows, sticky, skew), prompts, windows)
+}
+
+fn summed(memory: &Memory, prompts: u64, windows: u64) -> (Report, RequestTotals) {
     let mut report = memory.report();
     for request in &mut report.by_request {
         let identity = |of: u64| format!("{of}-{}", request.request_id);
         request.identity = Some(RequestIdentity { prompt: Some(identity(prompts)), output: identity(windows), windows: identity(windows) });
     }
-    let totals = of_memory(&memory, &report, MAX_CELLS);
+    let totals = of_memory(memory, &report, MAX_CELLS);
     (report, totals)
 }
 
@@ -111,6 +135,42 @@ fn without_a_change_few_numbers_are_said_to_change() {
             assert!(low[i] <= 20, "paired {paired}, {path}: p < 0.05 in {} of {PAIRS}", low[i]);
         }
     }
+}
+
+/// Numbers that go by accepted rows, by ancestors or by depth.
+const OF_TREES: [&str; 7] = [
+    "marginal_kept",
+    "marginal_rejected",
+    "wasted_mean",
+    "lag_overlap_frac[1]",
+    "lag_jaccard[2]",
+    "acceptance.by_position[1]",
+    "acceptance.conditional_by_position[1]",
+];
+
+#[test]
+fn trees_are_compared_by_request_as_chains_are() {
+    let (mut low, mut caught) = ([0u64; OF_TREES.len()], 0);
+    for seed in 0..PAIRS {
+        let base = trees(seed, 2 * seed + 1, 0.5);
+        let c = compared(&base, &trees(seed, 2 * seed + 2, 0.5));
+        for (n, path) in low.iter_mut().zip(OF_TREES) {
+            let row = row(&c, path);
+            assert_eq!(row.method, compare::Method::Paired, "{path}");
+            *n += u64::from(row.p.unwrap() < 0.05);
+        }
+        if seed < CHANGED {
+            let c = compared(&base, &trees(seed, 2 * seed + 2, 0.8));
+            caught += u64::from(OF_TREES[..5].iter().all(|path| matches!(row(&c, path).verdict, Verdict::Worse | Verdict::Better)));
+        }
+    }
+    for (n, path) in low.iter().zip(OF_TREES) {
+        assert!(*n <= 20, "{path}: p < 0.05 in {n} of {PAIRS} without a change");
+    }
+    assert!(caught * 20 >= 19 * CHANGED, "rows that share more are caught in {caught} of {CHANGED}");
+    let c = compared(&trees(1, 1, 0.5), &trees(2, 2, 0.5));
+    let without: Vec<String> = c.rows.iter().filter(|r| r.change.is_none()).map(Row::name).collect();
+    assert!(without.iter().all(|name| name.ends_with("union.max")), "{without:?}");
 }
 
 #[test]

@@ -262,19 +262,20 @@ fn step(
 
 /// The counters of one sample.
 fn samples(page: &mut Page<'_>, s: &TelemetrySample) {
+    // A viewer shows a counter's name and the name of its series, which is the unit.
     let known = [
-        ("host load, %", s.host_load.map(|v| v * 100.0)),
-        ("CPU clock, MHz", s.cpu_mhz),
-        ("device clock, MHz", s.sm_clock_mhz.map(f64::from)),
-        ("device memory clock, MHz", s.memory_clock_mhz.map(f64::from)),
-        ("power, W", s.power_w),
-        ("temperature, °C", s.temperature_c),
-        ("device memory used, bytes", s.memory_used_bytes.map(|v| v as f64)),
-        ("memory of the process, bytes", s.rss_bytes.map(|v| v as f64)),
+        ("host load", "%", s.host_load.map(|v| v * 100.0)),
+        ("CPU clock", "MHz", s.cpu_mhz),
+        ("device clock", "MHz", s.sm_clock_mhz.map(f64::from)),
+        ("device memory clock", "MHz", s.memory_clock_mhz.map(f64::from)),
+        ("power", "W", s.power_w),
+        ("temperature", "°C", s.temperature_c),
+        ("device memory used", "bytes", s.memory_used_bytes.map(|v| v as f64)),
+        ("memory of the process", "bytes", s.rss_bytes.map(|v| v as f64)),
     ];
-    for (name, value) in known {
+    for (name, unit, value) in known {
         if let Some(value) = value.filter(|v| v.is_finite()) {
-            page.counter(TELEMETRY, s.time_ns, name, json!({ "value": value }));
+            page.counter(TELEMETRY, s.time_ns, name, json!({ unit: value }));
         }
     }
 }

@@ -3,6 +3,7 @@
 mod tables;
 
 use super::cost;
+use super::json::pretty;
 use super::text::{TextOptions, header};
 use super::wrap::{paragraph, plain, titled};
 use crate::metric::advice::{Advice, Best, CostSource, GroupAdvice};
@@ -28,9 +29,7 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
         warnings: &'a [crate::trace::manifest::Warning],
     }
     let document = Document { schema: SCHEMA, run: &report.run, advice: &report.advice, warnings: &report.warnings };
-    let mut text = serde_json::to_string_pretty(&document)?;
-    text.push('\n');
-    Ok(text)
+    pretty(&document)
 }
 
 /// The advice of a report as text; it says so when there is none.

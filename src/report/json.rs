@@ -12,7 +12,7 @@ pub fn render(report: &Report) -> Result<String, serde_json::Error> {
 }
 
 /// Anything as indented JSON, ending in a newline.
-pub(super) fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
+pub(crate) fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
     Ok(text)

@@ -16,6 +16,7 @@ pub mod sweep;
 pub mod table;
 pub mod tables;
 pub mod text;
+mod words;
 pub(crate) mod wrap;
 
 pub use text::TextOptions;

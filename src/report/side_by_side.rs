@@ -1,5 +1,6 @@
 //! Several reports in one table: a line a number, a column a trace.
 
+use super::json::pretty;
 use super::sections;
 use super::table::{self, Column};
 use super::text::TextOptions;
@@ -26,9 +27,7 @@ pub fn json(reports: &[Report]) -> Result<String, serde_json::Error> {
         schema: &'a str,
         reports: &'a [Report],
     }
-    let mut text = serde_json::to_string_pretty(&Document { schema: SCHEMA, reports })?;
-    text.push('\n');
-    Ok(text)
+    pretty(&Document { schema: SCHEMA, reports })
 }
 
 /// Numbers of one report, by line.

@@ -12,12 +12,12 @@ pub const SHADES: usize = 20;
 /// Categories that are labelled on a vertical axis at most; of more, every n-th is.
 const LABELS: usize = 24;
 /// Characters of all labels of a horizontal axis at most, a gap counted for each label.
-const CHARACTERS: usize = 56;
+const CHARACTERS: usize = 52;
 /// Characters' width of the gap behind a label.
 const GAP: usize = 2;
 /// Text sizes in a picture of [`WIDTH`]: still legible when it is shown at 340 pixels.
-const TICK_SIZE: u32 = 12;
-const LABEL_SIZE: u32 = 13;
+const TICK_SIZE: u32 = 13;
+const LABEL_SIZE: u32 = 14;
 /// Width of a chart in its own units.
 pub const WIDTH: f64 = 460.0;
 /// Height of a chart that does not need another one.

@@ -189,10 +189,6 @@ pub(super) fn range_of(interval: Option<Interval>) -> String {
 }
 
 /// `1 request`, `2 requests`.
-fn counted(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", Unit::Count.show(n as f64), if n == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;

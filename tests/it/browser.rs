@@ -18,23 +18,31 @@ fn chromium() -> OsString {
     named.chain(NAMES.map(OsString::from)).find(runs).expect("no Chromium: install one, or name it in SPECPROF_CHROMIUM")
 }
 
-/// Opens the page at both widths; gives what is cut off and what the console says.
-fn faults(page: &str) -> (String, Vec<String>) {
+/// Opens a page of `tests/browser` beside these files; gives the text of its element `found`, and what the console says.
+pub fn shown(page: &str, files: &[(&str, &str)]) -> (String, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("page.html"), page).unwrap();
-    let check = dir.path().join("check.html");
-    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/check.html"), &check).unwrap();
+    for (name, text) in files {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let opened = dir.path().join(page);
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser").join(page), &opened).unwrap();
     let mut command = Command::new(chromium());
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-extensions"]);
     command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync", "--allow-file-access-from-files"]);
-    command.args(["--enable-logging=stderr", "--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom"]);
+    command.args(["--enable-logging=stderr", "--window-size=1400,1000", "--timeout=120000", "--dump-dom"]);
     command.arg(format!("--user-data-dir={}", dir.path().join("profile").display()));
-    let out = command.arg(format!("file://{}", check.display())).output().unwrap();
+    let out = command.arg(format!("file://{}", opened.display())).output().unwrap();
     let dom = String::from_utf8_lossy(&out.stdout).into_owned();
     let log = String::from_utf8_lossy(&out.stderr).into_owned();
     let found = dom.split_once(r#"<pre id="found">"#).and_then(|(_, rest)| rest.split_once("</pre>"));
-    let found = found.unwrap_or_else(|| panic!("no answer of the browser: {log}")).0.to_owned();
+    let found = found.unwrap_or_else(|| panic!("no answer of the browser: {log}")).0;
+    let found = found.replace("&lt;", "<").replace("&gt;", ">").replace("&nbsp;", "\u{a0}").replace("&amp;", "&");
     (found, log.lines().filter(|line| line.contains("CONSOLE")).map(str::to_owned).collect())
+}
+
+/// Opens the page at both widths; gives what is cut off and what the console says.
+fn faults(page: &str) -> (String, Vec<String>) {
+    shown("check.html", &[("page.html", page)])
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn export(trace: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn output(trace: &Path, args: &[&str]) -> String {
+pub fn output(trace: &Path, args: &[&str]) -> String {
     String::from_utf8(export(trace, args).assert().success().stderr("").get_output().stdout.clone()).unwrap()
 }
 
@@ -28,7 +28,7 @@ fn written(synth: &Synth) -> (TempDir, PathBuf) {
 }
 
 /// A recording of the built-in model, which has times of operations.
-fn recorded() -> (TempDir, PathBuf) {
+pub fn recorded() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("t");
     let args = ["record", "--model", "demo", "--prompt", "def f(x):\n", "--prompt", "class A:", "--max-new-tokens", "24", "--quiet"];
@@ -96,7 +96,7 @@ fn broken(timeline: &Value) -> Vec<String> {
     found
 }
 
-fn timeline(trace: &Path, args: &[&str]) -> Value {
+pub fn timeline(trace: &Path, args: &[&str]) -> Value {
     let timeline: Value = serde_json::from_str(&output(trace, &[&["--format", "perfetto"], args].concat())).unwrap();
     assert_eq!(broken(&timeline), Vec::<String>::new());
     timeline

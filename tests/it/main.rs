@@ -19,6 +19,7 @@ mod kernels;
 mod layers;
 mod pages;
 mod partial;
+mod perfetto;
 mod quantised;
 mod readme;
 mod record;

@@ -6,10 +6,14 @@ use predicates::prelude::*;
 use predicates::str::contains;
 use serde_json::Value;
 use specprof::trace::manifest::Warning;
-use specprof::trace::{Ending, Synth, TraceWriter, WriterOptions};
+use specprof::trace::synth::PlantedTimes;
+use specprof::trace::{
+    Ending, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, StepRoutes, Synth, TraceError, TraceWriter, WriterOptions,
+};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use tempfile::TempDir;
 
 const HOSTILE: &str = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&amp;{{ 7 * 7 }}`|";
@@ -222,18 +226,123 @@ fn text_fits_and_pipes_cleanly() {
     }
 }
 
+/// Windows of every length from two rows to as many as they are made with.
+struct EveryLength<'a>(&'a mut TraceWriter);
+
+impl Probe for EveryLength<'_> {
+    fn wants_weights(&self) -> bool {
+        self.0.wants_weights()
+    }
+
+    fn wants_kernels(&self) -> bool {
+        self.0.wants_kernels()
+    }
+
+    fn kernels(&mut self, step_id: u32, kernels: Vec<KernelEvent>) -> Result<(), TraceError> {
+        self.0.kernels(step_id, kernels)
+    }
+
+    fn step(&mut self, mut step: StepEvent) -> Result<(), TraceError> {
+        let made = step.rows();
+        if step.phase == Phase::Verify && made > 2 {
+            let rows = 2 + step.step_id as usize % (made - 1);
+            step.input_tokens.truncate(rows);
+            step.accepted = step.accepted.min(rows as u16 - 1);
+            step.emitted_tokens.truncate(usize::from(step.accepted) + 1);
+            for of_drafts in [&mut step.draft_probs, &mut step.draft_confidences].into_iter().flatten() {
+                of_drafts.truncate(rows - 1);
+            }
+            let none = StepRoutes::new(step.routes.k);
+            let all = std::mem::replace(&mut step.routes, none);
+            let mut at = 0;
+            for block in all.blocks {
+                let wanted = if block.module == Module::Draft { rows - 1 } else { rows };
+                let (length, kept) = (usize::from(block.rows) * all.k, wanted.min(usize::from(block.rows)) * all.k);
+                let weights = all.weights.get(at..at + kept).unwrap_or_default();
+                step.routes.push(block.module, block.layer, block.first_row, &all.ids[at..at + kept], weights);
+                at += length;
+            }
+        }
+        self.0.step(step)
+    }
+
+    fn request(&mut self, request: RequestEvent) -> Result<(), TraceError> {
+        let tags = format!("{{\"kind\": \"kind-{}\"}}", request.request_id % 100);
+        self.0.request(RequestEvent { tags, ..request })
+    }
+}
+
+/// The most that a page has to show: 61 layers, 512 experts, 16 rows, windows of every length, gate weights, times, 512 requests.
+fn largest(verify_steps: u32) -> (TempDir, PathBuf) {
+    let times = PlantedTimes { base: 10.0, per_expert: 1.0, per_row: 0.5, attention: 30.0, attention_per_row: 2.0, noise: 3.0 };
+    let synth = Synth {
+        requests: 512,
+        prompt_rows: 2,
+        verify_steps,
+        decode_every: 1,
+        rows: 16,
+        acceptance: 0.9,
+        layers: (3..64).collect(),
+        draft_layer: Some(64),
+        weights: true,
+        times: Some(times),
+        ..Synth::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("largest");
+    let options = WriterOptions { kernels: true, ..WriterOptions::default() };
+    let mut writer = TraceWriter::create(&trace, synth.manifest(), &options).unwrap();
+    synth.emit(&mut EveryLength(&mut writer)).unwrap();
+    writer.finish(Ending::Complete).unwrap();
+    (dir, trace)
+}
+
 #[test]
-fn a_page_of_a_large_model_and_many_requests_stays_small() {
+fn the_largest_page_stays_small_however_long_the_run() {
     // The size follows from layers, rows, experts and requests, not from the number of tokens.
-    let synth =
-        Synth { requests: 400, verify_steps: 2, decode_every: 0, rows: 8, weights: true, draft_layer: Some(42), ..Synth::default() };
-    let (_dir, trace) = written(&synth, "large");
-    let page = report(&trace, &["--format", "html"]);
-    check_page(&page);
-    assert!(page.len() < 3_000_000, "{} bytes", page.len());
-    let data = embedded(&page);
-    assert_eq!((data["by_request"].as_array().unwrap().len(), data["totals"]["requests"].as_u64()), (300, Some(400)));
-    assert!(page.contains("The first 300 of 400 requests"));
+    let mut sizes = Vec::new();
+    for steps in [1, 3] {
+        let (_dir, trace) = largest(steps);
+        for by in [&[][..], &["--by", "request", "--ep", "8"], &["--by", "tag:kind"]] {
+            let page = report(&trace, &[&["--format", "html"], by].concat());
+            check_page(&page);
+            assert!(page.len() < 3_000_000, "{by:?}: {} bytes", page.len());
+            sizes.push(page.len());
+            let data = embedded(&page);
+            assert_eq!((data["by_request"].as_array().unwrap().len(), data["totals"]["requests"].as_u64()), (300, Some(512)));
+            assert!(page.contains("The first 300 of 512 requests"));
+        }
+    }
+    for (short, long) in sizes[..3].iter().zip(&sizes[3..]) {
+        assert!(*long < short + short / 10, "{sizes:?}");
+    }
+}
+
+/// What CHANGELOG and `docs` say of sizes and seconds: `cargo test --release --test it -- --ignored --nocapture a_million_tokens`.
+#[test]
+#[ignore = "takes a minute, and prints seconds"]
+fn a_million_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = std::env::var_os("SPECPROF_KEEP_TRACES").map(PathBuf::from);
+    let traces: Vec<PathBuf> = (1..3).map(|seed| keep.as_deref().unwrap_or(dir.path()).join(format!("million-{seed}"))).collect();
+    for (seed, trace) in (1..).zip(&traces) {
+        let synth = Synth { seed, requests: 64, verify_steps: 3907, decode_every: 0, ..Synth::default() };
+        let begin = Instant::now();
+        synth.write(trace).unwrap();
+        println!("{}: {} tokens made in {:.1} s", trace.display(), 64 * 3907 * 4, begin.elapsed().as_secs_f64());
+    }
+    let run = |args: &[&str]| {
+        let begin = Instant::now();
+        let out = Command::cargo_bin("specprof").unwrap().args(args).assert().get_output().stdout.len();
+        println!("{}: {:.2} s, {out} bytes", args.join(" "), begin.elapsed().as_secs_f64());
+        assert!(out > 10_000);
+        out
+    };
+    let [a, b] = [0, 1].map(|i| traces[i].to_str().unwrap());
+    run(&["report", a, "--format", "json"]);
+    let page = run(&["report", a, "--format", "html"]);
+    assert!(page < 3_000_000);
+    run(&["diff", a, b, "--allow", "workload", "--format", "json"]);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! The pass over all units that makes the sums.
 
 use super::gradients::{GRADIENTS, Gradients};
-use super::layout::Layout;
+use super::layout::{Kept, Layout};
 use crate::analysis::AnalysisError;
 use crate::analysis::coverage::Coverage;
 use crate::analysis::layer_state::{LayerState, NO_STAMP};
 use crate::analysis::overlap::Overlaps;
 use crate::analysis::pass::{Edge, Plan, stitch};
 use crate::analysis::source::RouteSource;
+use crate::analysis::trees::Shape;
 use crate::analysis::unit::UnitPass;
 use crate::analysis::window::{Window, WindowSink, outside};
 use rayon::prelude::*;
@@ -29,6 +30,8 @@ struct Collect<'a> {
     firsts: Vec<Edge>,
     added: Vec<u64>,
     pairs: Vec<u16>,
+    /// Experts of a tree's kept rows.
+    kept: Vec<u16>,
     coverage: Coverage,
 }
 
@@ -44,6 +47,7 @@ impl<'a> Collect<'a> {
             firsts: Vec::new(),
             added: Vec::new(),
             pairs: vec![0; layout.pairs()],
+            kept: Vec::new(),
             coverage: Coverage::new(plan.experts),
         }
     }
@@ -59,6 +63,19 @@ impl<'a> Collect<'a> {
         let lasts = self.layers.iter().enumerate().flat_map(open).collect();
         (self.sums, (self.firsts, lasts))
     }
+}
+
+/// The accepted rows of a tree of rows of `k` experts, where they are known.
+fn kept_of_tree(shape: &Shape, ids: &[u16], k: usize, experts: &mut Vec<u16>) -> Option<Kept> {
+    let path = shape.path()?;
+    experts.clear();
+    for &row in path {
+        let first = usize::from(row) * k;
+        experts.extend_from_slice(ids.get(first..first + k).unwrap_or_default());
+    }
+    experts.sort_unstable();
+    experts.dedup();
+    Some(Kept { rows: path.len(), experts: experts.len() as u64 })
 }
 
 /// The sums of one request in one scope.
@@ -92,7 +109,12 @@ impl WindowSink for Collect<'_> {
         if rows != layout.rows {
             return Ok(());
         }
-        layout.add_window(cells, &self.added, accepted);
+        let tree = plan.trees.and_then(|trees| trees.get(context.at)).filter(|shape| shape.rows() == rows);
+        let kept = match tree {
+            None => Some(Kept::of_chain(&self.added, accepted)),
+            Some(shape) => kept_of_tree(shape, ids, k, &mut self.kept),
+        };
+        layout.add_window(cells, &self.added, kept);
         if before != NO_STAMP {
             Layout::add_reuse(cells, self.added.iter().sum::<u64>() as usize, shared as usize);
         } else if requests.get(context.request as usize).is_some_and(|s| (s.first_verify as usize) < context.first) {
@@ -100,7 +122,7 @@ impl WindowSink for Collect<'_> {
         }
         if layout.pairs {
             self.overlaps.count(ids, k, rows, &mut self.pairs);
-            layout.add_pairs(cells, &self.pairs);
+            layout.add_pairs(cells, &self.pairs, tree);
         }
         if layout.coverage > 0
             && weights.len() >= rows * k

@@ -2,7 +2,8 @@
 
 use super::gradients::{GRADIENTS, LoadMetric};
 use crate::analysis::overlap::{pair_index, pairs};
-use crate::metric::report::{Overall, Report};
+use crate::analysis::trees::Shape;
+use crate::metric::report::Overall;
 
 /// One over the resolution to which shares are rounded, so that sums of them do not depend on their order.
 pub const SHARE_ONE: f64 = (1u64 << 24) as f64;
@@ -31,32 +32,27 @@ pub struct Layout {
     pub pairs: bool,
     /// Entries of the curve of mass coverage.
     pub coverage: usize,
-    /// Whether some windows are trees: what goes by kept rows, by lag and by position is then not by row.
+    /// Whether some windows are trees: their distances are those along the parents, and how many pairs there are of each depends on
+    /// the tree, so both are summed.
     trees: bool,
 }
 
 impl Layout {
-    /// The layout for what a report says.
-    pub fn of(report: &Report, overall: &Overall) -> Self {
+    /// The layout for what a report says over all layers.
+    pub fn of(overall: &Overall) -> Self {
         let stats = &overall.stats;
-        let trees = report.layers.iter().any(|l| std::iter::once(&l.stats).chain(&l.by_rows).any(|s| s.by_depth.is_some()));
         Self {
             rows: usize::from(stats.rows),
             k: usize::from(overall.k),
             pairs: stats.pairwise.is_some(),
             coverage: overall.mass_coverage.as_ref().map_or(0, Vec::len),
-            trees,
+            trees: stats.by_depth.is_some(),
         }
     }
 
     /// Numbers of one request in one layer.
     pub fn width(&self) -> usize {
         self.first_coverage() + self.coverage
-    }
-
-    /// Whether every window is a chain.
-    pub fn is_of_chains(&self) -> bool {
-        !self.trees
     }
 
     fn first_pair(&self) -> usize {
@@ -73,6 +69,15 @@ impl Layout {
     }
 
     fn first_coverage(&self) -> usize {
+        self.first_lag() + if self.has_lags() { 2 * self.rows } else { 0 }
+    }
+
+    /// Whether overlaps by distance, and their pairs, have sums of their own: of chains they follow from those of pairs of rows.
+    fn has_lags(&self) -> bool {
+        self.pairs && self.trees
+    }
+
+    fn first_lag(&self) -> usize {
         self.first_jaccard() + if self.pairs { self.rows } else { 0 }
     }
 
@@ -92,15 +97,32 @@ fn fixed(share: f64) -> i64 {
     (share * SHARE_ONE).round() as i64
 }
 
+/// The kept rows of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// How many they are.
+    pub rows: usize,
+    /// Their distinct experts.
+    pub experts: u64,
+}
+
+impl Kept {
+    /// Those of a chain whose rows add `added` experts each: the rows up to `accepted`.
+    pub fn of_chain(added: &[u64], accepted: usize) -> Self {
+        Self { rows: accepted + 1, experts: added.iter().take(accepted + 1).sum() }
+    }
+}
+
 /// How windows are added to a request's sums. `cells` are those of one request in one layer.
 impl Layout {
-    /// A window whose rows add `added` experts each and of which those up to `accepted` were kept.
-    pub fn add_window(&self, cells: &mut [i64], added: &[u64], accepted: usize) {
-        let kept: u64 = added.iter().take(accepted + 1).sum();
+    /// A window whose rows add `added` experts each. Where its kept rows are not known, a report says nothing of kept and rejected ones.
+    pub fn add_window(&self, cells: &mut [i64], added: &[u64], kept: Option<Kept>) {
         add(cells, WINDOWS, 1);
-        add(cells, KEPT_EXPERTS, kept as i64);
-        add(cells, KEPT_ROWS, accepted as i64 + 1);
-        add(cells, REJECTED_ROWS, (added.len() as i64 - 1 - accepted as i64).max(0));
+        if let Some(kept) = kept {
+            add(cells, KEPT_EXPERTS, kept.experts as i64);
+            add(cells, KEPT_ROWS, kept.rows as i64);
+            add(cells, REJECTED_ROWS, added.len().saturating_sub(kept.rows) as i64);
+        }
         for (i, &n) in added.iter().enumerate() {
             add(cells, FIRST_ROW + i, n as i64);
         }
@@ -112,15 +134,35 @@ impl Layout {
         add(cells, REUSE_WINDOWS, 1);
     }
 
-    /// The overlaps of a window's pairs of rows.
-    pub fn add_pairs(&self, cells: &mut [i64], overlaps: &[u16]) {
+    /// The overlaps of a window's pairs of rows, in the order of [`pair_index`]; of a tree, distances are those along its parents.
+    pub fn add_pairs(&self, cells: &mut [i64], overlaps: &[u16], tree: Option<&Shape>) {
         for i in 0..self.rows {
             for j in i + 1..self.rows {
                 let at = pair_index(self.rows, i, j);
-                let o = overlaps.get(at).map_or(0, |&o| usize::from(o).min(self.k));
-                add(cells, self.first_pair() + at, o as i64);
-                add(cells, self.first_jaccard() + (j - i), fixed(o as f64 / (2 * self.k - o) as f64));
+                add(cells, self.first_pair() + at, self.overlap(overlaps, i, j) as i64);
+                if tree.is_none() {
+                    self.add_at_lag(cells, j - i, self.overlap(overlaps, i, j));
+                }
             }
+        }
+        let Some(shape) = tree else { return };
+        for j in (1..).take(self.rows.saturating_sub(1)) {
+            let ancestors = std::iter::successors(shape.parent(j), |&row| shape.parent(row));
+            for (distance, ancestor) in (1..).zip(ancestors) {
+                self.add_at_lag(cells, distance, self.overlap(overlaps, ancestor.into(), j.into()));
+            }
+        }
+    }
+
+    fn overlap(&self, overlaps: &[u16], i: usize, j: usize) -> usize {
+        overlaps.get(pair_index(self.rows, i, j)).map_or(0, |&o| usize::from(o).min(self.k))
+    }
+
+    fn add_at_lag(&self, cells: &mut [i64], distance: usize, overlap: usize) {
+        add(cells, self.first_jaccard() + distance, fixed(overlap as f64 / (2 * self.k - overlap) as f64));
+        if self.has_lags() {
+            add(cells, self.first_lag() + distance, overlap as i64);
+            add(cells, self.first_lag() + self.rows + distance, 1);
         }
     }
 
@@ -167,14 +209,14 @@ impl Cells<'_> {
         (j < self.layout.rows).then(|| (self.first_rows(j + 1), self.at(WINDOWS)))
     }
 
-    /// Experts of kept rows, and kept rows. `None` for trees, as in the next two.
+    /// Experts of kept rows, and kept rows. As in the next one, nothing where the report has no such number.
     pub fn kept(&self) -> Option<(f64, f64)> {
-        self.layout.is_of_chains().then(|| (self.at(KEPT_EXPERTS), self.at(KEPT_ROWS)))
+        Some((self.at(KEPT_EXPERTS), self.at(KEPT_ROWS)))
     }
 
-    /// Experts that rejected rows add, and rejected rows.
+    /// Experts that rejected rows add to those of the kept ones, and rejected rows.
     pub fn rejected(&self) -> Option<(f64, f64)> {
-        self.layout.is_of_chains().then(|| (self.first_rows(self.layout.rows) - self.at(KEPT_EXPERTS), self.at(REJECTED_ROWS)))
+        Some((self.first_rows(self.layout.rows) - self.at(KEPT_EXPERTS), self.at(REJECTED_ROWS)))
     }
 
     /// Experts that rows i < j share, and windows.
@@ -183,21 +225,33 @@ impl Cells<'_> {
         known.then(|| (self.at(self.layout.first_pair() + pair_index(self.layout.rows, i, j)), self.at(WINDOWS)))
     }
 
-    fn at_lag(&self, d: usize) -> Option<f64> {
-        let known = self.layout.pairs && self.layout.is_of_chains() && (1..self.layout.rows).contains(&d);
-        known.then(|| self.at(WINDOWS) * (self.layout.rows - d) as f64)
+    /// Whether sums of this distance are kept.
+    fn has_lag(&self, d: usize) -> bool {
+        self.layout.pairs && (1..self.layout.rows).contains(&d)
     }
 
-    /// Overlap / k of rows at distance d, and their pairs.
+    /// Pairs of rows at this distance.
+    fn pairs_at(&self, d: usize) -> f64 {
+        let layout = self.layout;
+        if layout.has_lags() { self.at(layout.first_lag() + layout.rows + d) } else { self.at(WINDOWS) * (layout.rows - d) as f64 }
+    }
+
+    /// Overlap / k of rows at distance d, and their pairs. Of trees, the distance is that along the parents, as in the next one.
     pub fn lag_overlap_frac(&self, d: usize) -> Option<(f64, f64)> {
-        let pairs = self.at_lag(d)?;
-        let sum: f64 = (0..self.layout.rows - d).filter_map(|i| self.pair(i, i + d)).map(|(n, _)| n).sum();
-        Some((sum / self.layout.k as f64, pairs))
+        let layout = self.layout;
+        self.has_lag(d).then(|| {
+            let sum = if layout.has_lags() {
+                self.at(layout.first_lag() + d)
+            } else {
+                (0..layout.rows - d).filter_map(|i| self.pair(i, i + d)).map(|(n, _)| n).sum()
+            };
+            (sum / layout.k as f64, self.pairs_at(d))
+        })
     }
 
     /// Jaccard index of rows at distance d, and their pairs.
     pub fn lag_jaccard(&self, d: usize) -> Option<(f64, f64)> {
-        Some((self.at(self.layout.first_jaccard() + d) / SHARE_ONE, self.at_lag(d)?))
+        self.has_lag(d).then(|| (self.at(self.layout.first_jaccard() + d) / SHARE_ONE, self.pairs_at(d)))
     }
 
     /// Share of the union that was in the window before, and windows that have one.

@@ -23,7 +23,7 @@ pub const MAX_CELLS: usize = 1 << 23;
 /// What is known of how many drafts one request's windows kept, by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PositionSums {
-    /// Windows that had draft i.
+    /// Windows that had draft i: of trees, a row i deep.
     pub had: u64,
     /// Of those, windows that accepted every draft before i.
     pub reached: u64,
@@ -39,7 +39,7 @@ pub struct RequestTotals {
     layers: Vec<Vec<Option<Box<[i64]>>>>,
     /// `[requests]` sums over all layers; empty where even they would be too many.
     overall: Vec<Option<Box<[i64]>>>,
-    /// `[requests][drafts]`; empty where windows are trees, or where they would be too many.
+    /// `[requests][drafts]`; empty where they would be too many.
     positions: Vec<Vec<PositionSums>>,
     /// Whether the layers were left out.
     pub without_layers: bool,
@@ -91,7 +91,7 @@ pub fn request_totals(trace: &Trace, report: &Report) -> Result<RequestTotals, A
 
 fn of_plan(plan: &Plan<'_>, routes: &dyn RouteSource, report: &Report, most: usize) -> Result<RequestTotals, AnalysisError> {
     let Some(overall) = &report.overall else { return Ok(RequestTotals::default()) };
-    let layout = Layout::of(report, overall);
+    let layout = Layout::of(overall);
     let requests = plan.steps.requests.iter().filter(|r| r.verify_steps > 0).count();
     let cells = |scopes: usize| requests.saturating_mul(scopes).saturating_mul(layout.width());
     let (without_layers, without_any) = (cells(plan.layers.len() + 1) > most, cells(1) > most);
@@ -102,7 +102,7 @@ fn of_plan(plan: &Plan<'_>, routes: &dyn RouteSource, report: &Report, most: usi
     let found = collect::run(routes, plan, &layout, &gradients, if without_layers { 1 } else { plan.layers.len() })?;
     let (layers, overall) =
         if without_layers { (Vec::new(), split(found, 1, &layout).remove(0)) } else { by_layer(found, plan, &layout, &gradients) };
-    let positions = if layout.is_of_chains() && requests.saturating_mul(3 * report.acceptance.by_position.len()) <= most {
+    let positions = if requests.saturating_mul(3 * report.acceptance.by_position.len()) <= most {
         positions(plan, report.acceptance.by_position.len())
     } else {
         Vec::new()

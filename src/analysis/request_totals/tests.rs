@@ -4,13 +4,18 @@ use super::*;
 use crate::analysis::plan_of;
 use crate::analysis::steps::StepTable;
 use crate::analysis::tests::memory::Memory;
+use crate::analysis::tests::shapes;
 use proptest::prelude::*;
 
 /// The sums of a trace in memory.
 pub(crate) fn of_memory(memory: &Memory, report: &Report, most: usize) -> RequestTotals {
-    let table = StepTable::new(&memory.steps).unwrap();
-    let plan = plan_of(&memory.manifest, &table).unwrap();
-    of_plan(&plan, memory, report, most).unwrap()
+    let totals = memory.with_input(|input| {
+        let table = StepTable::new(input.steps)?.with_trees(input.trees);
+        let mut plan = plan_of(input.manifest, &table)?;
+        plan.trees = Some(input.trees).filter(|trees| !trees.is_empty());
+        of_plan(&plan, memory, report, most)
+    });
+    totals.unwrap()
 }
 
 /// Two layers of 12 experts, three a row: requests in turns, windows of 2, 3 and (mostly) 4 rows, gate weights.
@@ -79,6 +84,28 @@ fn is_of(table: Table<'_>, stats: &crate::metric::report::WindowStats, coverage:
     Ok(())
 }
 
+/// Every number of the report that has sums by request is what they say.
+fn agrees(memory: &Memory) -> Result<(Report, RequestTotals), TestCaseError> {
+    let report = memory.report();
+    let totals = of_memory(memory, &report, MAX_CELLS);
+    if let Some(overall) = &report.overall {
+        is_of(totals.table(None).unwrap(), &overall.stats, overall.mass_coverage.as_deref().unwrap_or_default())?;
+    }
+    for (slot, layer) in report.layers.iter().enumerate().filter(|(_, l)| l.stats.windows > 0) {
+        is_of(totals.table(Some(slot)).unwrap(), &layer.stats, layer.mass_coverage.as_deref().unwrap_or_default())?;
+    }
+    let a = &report.acceptance;
+    for (i, &windows) in a.windows_by_position.iter().enumerate() {
+        let sums = totals.position(i).unwrap();
+        let of = |pick: fn(&PositionSums) -> u64| sums.iter().map(pick).sum::<u64>();
+        prop_assert_eq!(of(|s| s.had), windows);
+        prop_assert_eq!(Some(of(|s| s.kept) as f64 / windows as f64), a.by_position[i]);
+        let reached = of(|s| s.reached);
+        prop_assert_eq!((reached > 0).then(|| of(|s| s.kept) as f64 / reached as f64), a.conditional_by_position[i]);
+    }
+    Ok((report, totals))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
@@ -92,22 +119,8 @@ proptest! {
         cuts.dedup();
         cuts.retain(|&cut| (cut as usize) < steps);
         let memory = trace(seed, steps, &cuts, slice);
-        let report = memory.report();
-        let totals = of_memory(&memory, &report, MAX_CELLS);
+        let (report, totals) = agrees(&memory)?;
         let overall = report.overall.as_ref().unwrap();
-        is_of(totals.table(None).unwrap(), &overall.stats, overall.mass_coverage.as_deref().unwrap_or_default())?;
-        for (slot, layer) in report.layers.iter().enumerate().filter(|(_, l)| l.stats.windows > 0) {
-            is_of(totals.table(Some(slot)).unwrap(), &layer.stats, layer.mass_coverage.as_deref().unwrap_or_default())?;
-        }
-        let a = &report.acceptance;
-        for (i, &windows) in a.windows_by_position.iter().enumerate() {
-            let sums = totals.position(i).unwrap();
-            let of = |pick: fn(&PositionSums) -> u64| sums.iter().map(pick).sum::<u64>();
-            prop_assert_eq!(of(|s| s.had), windows);
-            prop_assert_eq!(Some(of(|s| s.kept) as f64 / windows as f64), a.by_position[i]);
-            let reached = of(|s| s.reached);
-            prop_assert_eq!((reached > 0).then(|| of(|s| s.kept) as f64 / reached as f64), a.conditional_by_position[i]);
-        }
         // The same without the layers, gradients rounded once instead of twice.
         let few = of_memory(&memory, &report, totals.layout.width() * 4);
         prop_assert!(few.without_layers && !few.without_any && few.table(Some(0)).is_none());
@@ -119,6 +132,31 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn sums_of_trees_are_the_reports_numbers(memory in shapes::traces()) {
+        agrees(&memory)?;
+    }
+}
+
+#[test]
+fn worked_example_of_a_tree() {
+    let memory = shapes::tree();
+    let report = memory.report();
+    let totals = of_memory(&memory, &report, MAX_CELLS);
+    let each = |of: fn(Cells<'_>) -> Option<(f64, f64)>| totals.table(Some(0)).unwrap().each(of);
+    // Kept {0,1}, {2,3}, {0,3} of the union of six; then {0,1} and {1,2}. Row numbers alone would have kept {1,2} of the first.
+    assert_eq!(each(|c| c.kept()), [Some((4.0, 3.0)), Some((3.0, 2.0))]);
+    assert_eq!(each(|c| c.rejected()), [Some((2.0, 2.0)), Some((3.0, 3.0))]);
+    // Four parents share 1, 0, 1 and 0 experts with their children, two grandparents 1 and 0 with theirs.
+    assert_eq!(each(|c| c.lag_overlap_frac(1)), [Some((1.0, 4.0)); 2]);
+    assert_eq!(each(|c| c.lag_overlap_frac(2)), [Some((0.5, 2.0)); 2]);
+    assert!((each(|c| c.lag_jaccard(1))[0].unwrap().0 - 2.0 / 3.0).abs() < 1e-6);
+    let position = |i: usize| totals.position(i).unwrap().iter().map(|s| (s.had, s.reached, s.kept)).collect::<Vec<_>>();
+    assert_eq!((position(0), position(1)), (vec![(1, 1, 1); 2], vec![(1, 1, 1), (1, 1, 0)]));
 }
 
 #[test]

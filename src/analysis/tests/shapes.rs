@@ -302,7 +302,7 @@ proptest! {
 }
 
 /// Two requests of two steps each: a tree of five rows, {0,1} over {1,2} and {2,3}, the latter over {0,3} and {4,5}.
-fn tree() -> Memory {
+pub fn tree() -> Memory {
     let mut trace = Memory::new(&[1], 10, 2);
     for (request, emitted) in [(0, vec![12, 13, 7]), (1, vec![11, 7])] {
         let window = [[0, 1], [1, 2], [2, 3], [0, 3], [4, 5]].map(|ids: [u16; 2]| ids.to_vec()).to_vec();

@@ -8,6 +8,7 @@ use super::super::rules::Origin;
 use super::super::{Comparison, SCHEMA};
 use crate::metric::report::RunFacts;
 use crate::metric::{Better, Interval, Noise};
+use crate::report::json::pretty;
 use crate::trace::manifest::Warning;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -147,7 +148,5 @@ pub fn render(c: &Comparison) -> Result<String, serde_json::Error> {
         routing: &c.routing,
         warnings: &c.warnings,
     };
-    let mut text = serde_json::to_string_pretty(&document)?;
-    text.push('\n');
-    Ok(text)
+    pretty(&document)
 }

@@ -5,9 +5,12 @@ use crate::metric::Unit;
 use crate::metric::report::{LayerReport, Overall, Report};
 use crate::report::svg::{self, Frame, Grid, Line, short};
 use crate::report::tables;
+use crate::report::words::counted;
 
 /// Columns of the map of loads at most; of more experts, neighbours are put together.
 const LOAD_COLUMNS: usize = 64;
+/// Cells of that map at most: of many layers, more neighbours are put together.
+const LOAD_CELLS: usize = 4096;
 const NO_WINDOWS: &str = "Not known: the trace has no routed verify windows.";
 
 /// The sections of the report that do not need times.
@@ -46,17 +49,13 @@ fn count(n: u64) -> String {
     Unit::Count.show(n as f64)
 }
 
-/// A number of things, `1 step`, `2 steps`.
-pub fn counted(n: u64, what: &str) -> String {
-    format!("{} {what}{}", count(n), if n == 1 { "" } else { "s" })
-}
-
 fn two(v: f64) -> String {
     format!("{v:.2}")
 }
 
+/// A share whose sign stays on the number's line.
 fn percent(v: f64) -> String {
-    format!("{:.0} %", v * 100.0)
+    format!("{:.0}\u{a0}%", v * 100.0)
 }
 
 fn windows(overall: &Overall) -> String {
@@ -172,7 +171,7 @@ fn by_rows(report: &Report) -> Figure {
     figure = figure.legend([
         ("line", "--s1", "measured".to_owned()),
         ("dashed", "--s2", "independent uniform rows".to_owned()),
-        ("line", "--s3", "independent rows of the observed popularity (all rows)".to_owned()),
+        ("dot", "--s3", "independent rows of the observed popularity (all rows)".to_owned()),
     ]);
     let names: Vec<String> = (1..=uniform.len()).map(|i| i.to_string()).collect();
     figure.table =
@@ -221,7 +220,7 @@ fn acceptance(report: &Report) -> Figure {
     let picture = svg::curves(Frame { label: title, x: "draft", y: "accepted, %" }, &[], &lines, true);
     let Some(tokens) = a.tokens_per_step else { return Figure::missing(id, title, why) };
     let interval = a.tokens_per_step_ci95.map_or_else(String::new, |[low, high]| format!(" (95 %: {} to {})", two(low), two(high)));
-    let reading = format!("A verify step emits {tokens:.3} tokens in the mean{interval}.");
+    let reading = format!("A verify step is worth {tokens:.3} tokens in the mean{interval}: the drafts it keeps, and one more.");
     let n = format!("n = {}, {}", counted(report.totals.verify_steps, "verify step"), counted(report.totals.requests, "request"));
     let mut figure = Figure::new(id, title, picture, why)
         .says(reading, n, "% of the windows that had the draft")
@@ -302,7 +301,7 @@ fn load_map(report: &Report) -> Figure {
     if experts == 0 {
         return Figure::missing(id, title, why);
     }
-    let group = experts.div_ceil(LOAD_COLUMNS);
+    let group = experts.div_ceil(LOAD_COLUMNS.min(LOAD_CELLS / counts.len()).max(1));
     let names = (0..experts.div_ceil(group)).map(|i| match group {
         1 => i.to_string(),
         _ => format!("{}-{}", i * group, ((i + 1) * group).min(experts) - 1),

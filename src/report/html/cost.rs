@@ -1,14 +1,15 @@
 //! The figures of times: what a verify step costs more than a decode step, and which draft length is worth it.
 
-use super::charts::counted;
 use super::figure::{Figure, Grids, Section};
 use crate::metric::Unit;
-use crate::metric::advice::{Advice, DraftLength};
+use crate::metric::advice::{Advice, CostSource, DraftLength};
 use crate::metric::cost::{ExpertCost, ResidualPoint};
 use crate::metric::report::Report;
 use crate::report::cost as words;
 use crate::report::lookup::{interval, json, list, number, word};
 use crate::report::svg::{self, Cloud, Frame, Grid, Line, short};
+use crate::report::words::counted;
+use crate::report::wrap::plain;
 use serde_json::Value;
 
 /// Colours of passes of different numbers of rows.
@@ -31,10 +32,22 @@ pub fn sections(report: &Report) -> Vec<Section> {
         Section {
             id: "draft-length",
             title: "Draft length",
-            intro: "What other draft lengths would give, judged from the prefixes of the recorded windows.".into(),
+            intro: format!("What other draft lengths would give, judged from the prefixes of the recorded windows.{}", source(advice)),
             figures: vec![speedup(advice), step_ratio(advice)],
         },
     ]
+}
+
+/// Where the costs of steps are from, as a sentence behind another one.
+fn source(advice: Option<&Advice>) -> String {
+    let Some(advice) = advice else { return String::new() };
+    match (advice.cost_source, &advice.measured_unused_because) {
+        (Some(CostSource::Measured), _) => " Step costs are measured times.".to_owned(),
+        (Some(CostSource::Calibrated), _) => " Step costs are those of a calibrated table.".to_owned(),
+        (Some(CostSource::Model), Some(why)) => format!(" Step costs are a model of bytes, not measured times: {}.", plain(why)),
+        (Some(CostSource::Model), None) => " Step costs are a model of bytes, not measured times.".to_owned(),
+        (None, _) => String::new(),
+    }
 }
 
 fn micros(v: f64) -> String {
@@ -107,7 +120,7 @@ fn scatter(report: &Report) -> Figure {
         let rows = cost.us_per_row.map_or(0.0, |c| c * f64::from(g.rows));
         (high > low).then_some([(low, a + rows + b * low), (high, a + rows + b * high)])
     };
-    let clouds: Vec<Cloud<'_>> =
+    let clouds: Vec<Cloud<'static>> =
         groups.iter().zip(COLORS).map(|(g, color)| Cloud { points: g.points.clone(), color, line: line(g) }).collect();
     let picture = svg::scatter(Frame { label: title, x: "distinct experts", y: "µs per layer" }, &clouds);
     let said = words::experts(cost, report.run.instrumentation.copy_gb_per_s).unwrap_or_else(|| "no line could be fitted".to_owned());
@@ -118,12 +131,10 @@ fn scatter(report: &Report) -> Figure {
     );
     let figure =
         Figure::new(id, title, picture, why).says(format!("Fit: {said}."), n, "µs, mean over the layers' passes of neighbouring unions");
-    figure.legend(
-        groups
-            .iter()
-            .zip(COLORS)
-            .map(|(g, color)| ("block", color, format!("passes of {} and the fitted line", counted(u64::from(g.rows), "row")))),
-    )
+    figure.legend(groups.iter().zip(&clouds).map(|(g, cloud)| {
+        let fitted = if cloud.line.is_some() { " and the fitted line" } else { "" };
+        ("block", cloud.color, format!("passes of {}{fitted}", counted(u64::from(g.rows), "row")))
+    }))
 }
 
 fn cost_by_layer(report: &Report) -> Figure {
@@ -141,8 +152,10 @@ fn cost_by_layer(report: &Report) -> Figure {
     let line = Line { points: known.iter().map(|k| (f64::from(k.0), k.1)).collect(), color: "--s1", dashed: false, interval: intervals };
     let picture = svg::curves(Frame { label: title, x: "layer", y: "µs per expert" }, &[], &[line], true);
     let most = known.iter().copied().reduce(|a, b| if b.1 > a.1 { b } else { a });
-    let reading =
-        most.map_or_else(String::new, |(layer, cost, _)| format!("Dearest in layer {layer}: {cost:.2} µs for each further expert."));
+    let reading = most.map_or_else(String::new, |(layer, cost, ci)| {
+        let interval = ci.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"));
+        format!("Dearest in layer {layer}: {cost:.2} µs for each further expert{interval}.")
+    });
     let figure = Figure::new(id, title, picture, why).says(reading, format!("n = {} layers", known.len()), "µs per distinct expert");
     figure.legend([("line", "--s1", "slope of the layer, with its 95 % interval".to_owned())])
 }
@@ -206,12 +219,15 @@ fn speedup(advice: Option<&Advice>) -> Figure {
     let best = line.points.iter().copied().reduce(|a, b| if b.1 > a.1 { b } else { a });
     let one = Line { points: line.points.iter().map(|p| (p.0, 1.0)).collect(), color: "--s2", dashed: true, interval: None };
     let picture = best.and_then(|_| svg::curves(Frame { label: title, x: "drafts", y: "speedup" }, &[], &[line, one], false));
-    let recommended = advice.and_then(|advice| advice.best_draft_len);
+    let recommended = advice.and_then(|advice| advice.by_draft_len.iter().find(|l| Some(l.draft_len) == advice.best_draft_len));
     let reading = match (recommended, best) {
-        (Some(length), Some((_, speedup))) => {
-            format!("Best at {length} drafts, where a token takes 1/{speedup:.2} of a plain decode step.")
+        (Some(DraftLength { draft_len: 0, .. }), _) => "Best without drafts: no draft length is faster than plain decoding.".to_owned(),
+        (Some(DraftLength { draft_len, speedup: Some(speedup), ci95, .. }), _) => {
+            let interval = ci95.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"));
+            let doubt = if ci95.is_some_and(|[low, _]| low <= 1.0) { ", which is not told apart from plain decoding" } else { "" };
+            format!("Best with {}: {speedup:.2} times plain decoding{interval}{doubt}.", counted(u64::from(*draft_len), "draft"))
         }
-        (None, Some((length, speedup))) => format!("Largest at {length:.0} drafts: {speedup:.2}."),
+        (_, Some((length, speedup))) => format!("Largest with {}: {speedup:.2}.", counted(length as u64, "draft")),
         _ => String::new(),
     };
     let figure = Figure::new(id, title, picture, why).says(reading, format!("n = {n} draft lengths"), "tokens per step over step ratio");

@@ -32,7 +32,7 @@ pub struct Figure {
 /// One entry of a legend.
 #[derive(Debug, Clone, Serialize)]
 pub struct Entry {
-    /// `line`, `dashed` or `block`.
+    /// `line`, `dashed`, `dot` or `block`.
     pub kind: &'static str,
     /// The CSS variable of its colour.
     pub color: &'static str,

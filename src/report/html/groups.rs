@@ -1,11 +1,11 @@
 //! The figures of what was asked for beyond the usual report: groups of steps, and the ranks of an expert-parallel machine.
 
-use super::charts::counted;
 use super::figure::{Figure, Section};
 use crate::metric::groups::GroupReport;
 use crate::metric::parallel::{ExpertParallel, ParallelStats};
 use crate::metric::report::Report;
 use crate::report::svg::{self, Frame, Line, short};
+use crate::report::words::counted;
 use crate::report::wrap::plain;
 
 /// Bars of one picture at most; the table has the other groups.

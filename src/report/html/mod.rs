@@ -5,17 +5,17 @@
 
 mod charts;
 mod cost;
+mod data;
 mod figure;
 mod groups;
 
 use super::lookup::{json, number};
 use super::table::Column;
 use super::tables::{self, Table};
+use super::words::{self, counted, known};
 use super::wrap::plain;
 use crate::metric::report::Report;
 use crate::metric::{METRICS, Unit};
-use crate::trace::manifest::{Verification, WindowCompleteness};
-use charts::counted;
 use figure::{Grids, Section};
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Value, context};
@@ -28,7 +28,7 @@ const ROWS: usize = 300;
 /// # Errors
 /// When the report cannot be written as JSON; the text says why.
 pub fn render(report: &Report) -> Result<String, String> {
-    let data = data(report).map_err(|e| e.to_string())?;
+    let (data, without) = data::data(report).map_err(|e| e.to_string())?;
     let mut environment = Environment::new();
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     environment.add_template("report", include_str!("page.html")).map_err(|e| e.to_string())?;
@@ -38,7 +38,6 @@ pub fn render(report: &Report) -> Result<String, String> {
     let warnings: Vec<_> = report.warnings.iter().map(|w| context! { code => plain(&w.code), message => plain(&w.message) }).collect();
     let metrics: Vec<_> =
         METRICS.iter().map(|m| context! { id => m.id, unit => m.unit.name(), meaning => m.meaning, formula => m.formula }).collect();
-    let cut = report.by_request.len() > ROWS;
     let page = template.render(context! {
         version => env!("CARGO_PKG_VERSION"),
         title => plain(&report.run.name),
@@ -51,17 +50,10 @@ pub fn render(report: &Report) -> Result<String, String> {
         warnings => warnings,
         facts => facts(report),
         metrics => metrics,
-        data_note => if cut { format!(", with the first {ROWS} requests") } else { String::new() },
+        without => without.join(", "),
         data => data,
     });
     page.map_err(|e| format!("{e:#}"))
-}
-
-/// The report as JSON that cannot end the element it stands in. Requests beyond [`ROWS`] are left out.
-fn data(report: &Report) -> Result<String, serde_json::Error> {
-    let mut kept = report.clone();
-    kept.by_request.truncate(ROWS);
-    Ok(serde_json::to_string(&kept)?.replace('<', "\\u003c"))
 }
 
 fn subtitle(report: &Report) -> String {
@@ -91,7 +83,7 @@ fn cards(report: &Report) -> Vec<Value> {
             all.and_then(|o| Some(o.stats.union.as_ref()?.mean / o.stats.uniform_union?)).map(|v| format!("{:.0} %", v * 100.0)),
         ),
         ("wasted experts per window", all.and_then(|o| o.stats.wasted_mean).map(|v| format!("{v:.2}"))),
-        ("worst layer", all.map(|o| o.worst_layer.to_string())),
+        ("layer of the largest union", all.map(|o| o.worst_layer.to_string())),
         ("verify step over decode step", number(&cost, &["verify_ratio"]).map(|v| format!("{v:.2}"))),
         ("speedup", number(&cost, &["speedup"]).map(|v| format!("{v:.2}"))),
         ("best draft length", report.advice.as_ref().and_then(|a| a.best_draft_len).map(|n| n.to_string())),
@@ -120,12 +112,16 @@ fn grids(report: &Report) -> Vec<Grids> {
         n if n > ROWS => format!("The first {ROWS} of {n} requests; all of them with --format csv --table requests."),
         _ => "Windows of the most frequent number of rows.".to_owned(),
     };
+    let groups = match report.groups.as_ref().map_or(0, |g| g.groups.len()) {
+        n if n > ROWS => format!("The first {ROWS} of {n} groups; all of them with --format csv --table groups."),
+        _ => "Acceptance and unions by group, as asked for with --by.".to_owned(),
+    };
     let positions = "The share of the windows that had a draft there (n) and kept it, and the share of those that had kept all before.";
     let mut grids = vec![layers, grid("positions", "Acceptance by draft position", of("acceptance"), positions.into())];
     // Those of windows and passes of a kind that most traces have none of.
     let kinds = [
         ("depths", "Rows by depth", "All layers; a row's depth is the number of rows above it in its tree."),
-        ("groups", "Groups", "Acceptance and unions by group, as asked for with --by."),
+        ("groups", "Groups", groups.as_str()),
         ("ranks", "Ranks by layer", "Windows over the ranks of an expert-parallel machine, as asked for with --ep."),
         ("passes", "Passes that requests share", "Unions of one request's rows and of all rows of a forward pass."),
     ];
@@ -142,28 +138,8 @@ fn grids(report: &Report) -> Vec<Grids> {
 fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let (run, totals) = (&report.run, &report.totals);
     let m = &run.model;
-    let known = |n: Option<u16>| n.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
     let bytes = m.bytes_per_expert.map_or_else(|| "unknown".to_owned(), |n| Unit::Bytes.show(n as f64));
-    let sampling = run.sampling.as_ref().map_or_else(
-        || "unknown".to_owned(),
-        |s| format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
-    );
-    let verification = match run.verification {
-        Verification::Exact => "exact",
-        Verification::Batched => "batched",
-        Verification::Unknown => "unknown",
-    };
-    let windows = match run.window_completeness {
-        WindowCompleteness::Full => "all rows recorded",
-        WindowCompleteness::AcceptedOnly => "kept rows recorded only: unions are lower bounds",
-        WindowCompleteness::Counts => "counts recorded only",
-        WindowCompleteness::None => "no windows recorded",
-    };
-    let state = match (&run.incomplete_reason, run.complete) {
-        (_, true) => "complete".to_owned(),
-        (Some(reason), false) => format!("incomplete: {reason}"),
-        (None, false) => "incomplete".to_owned(),
-    };
+    let state = words::incomplete(run).map_or_else(|| "complete".to_owned(), |why| format!("incomplete: {why}"));
     let facts = [
         ("trace", run.name.clone()),
         ("state", state),
@@ -172,9 +148,9 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
         ("experts", format!("{} of {}, and {} shared", m.top_k_words(), m.experts_words(), known(m.shared_experts))),
         ("bytes per expert", format!("{bytes} ({})", m.quantisation)),
         ("drafter", format!("{}, {} drafts per step", run.drafter.label(), known(run.drafter.draft_len))),
-        ("sampling", sampling),
-        ("verification", verification.to_owned()),
-        ("windows", windows.to_owned()),
+        ("sampling", words::sampling(run)),
+        ("verification", words::verification(run).to_owned()),
+        ("windows", words::windows(run).to_owned()),
         (
             "steps",
             format!("{}: {} prefill, {} decode, {} verify", totals.steps, totals.prefill_steps, totals.decode_steps, totals.verify_steps),
@@ -207,14 +183,5 @@ mod tests {
     #[test]
     fn the_words_of_the_page() {
         insta::assert_snapshot!(words(&render(&report()).unwrap()));
-    }
-
-    #[test]
-    fn embedded_data_cannot_end_its_element() {
-        let mut report = report();
-        report.run.name = "</script><!-- x".into();
-        let data = data(&report).unwrap();
-        assert!(!data.contains('<') && data.contains("\\u003c/script>"));
-        assert_eq!(serde_json::from_str::<Report>(&data).unwrap(), report);
     }
 }

@@ -1,17 +1,15 @@
 //! The run's facts, with which every page about a trace begins.
 
-use super::{View, counted};
+use super::View;
 use crate::metric::Unit;
-use crate::metric::report::RunFacts;
+use crate::report::words::{self, counted, known};
 use crate::report::wrap::plain;
-use crate::trace::manifest::{Verification, WindowCompleteness};
 
 impl View<'_> {
     /// Always: model, quantisation, γ, workload, device.
     pub(super) fn header(&self) -> String {
         let run = &self.report.run;
-        let (m, s, t) = (&run.model, &run.sampling, &self.report.totals);
-        let unknown = || "unknown".to_owned();
+        let (m, t) = (&run.model, &self.report.totals);
         let count = |n: u64| Unit::Count.show(n as f64);
         let gamma = if self.options.unicode { "γ" } else { "draft length" };
         let model = format!(
@@ -22,28 +20,14 @@ impl View<'_> {
             m.moe_layers.len(),
             m.experts_words(),
             m.top_k_words(),
-            m.shared_experts.map_or_else(unknown, |n| n.to_string()),
+            known(m.shared_experts),
             if m.quantisation == "unknown" { "unknown format" } else { &m.quantisation },
             m.bytes_per_expert.map_or_else(|| "unknown bytes".to_owned(), |n| Unit::Bytes.show(n as f64))
         );
-        let sampling = match s {
-            None => "unknown sampling".to_owned(),
-            Some(s) if s.temperature == 0.0 => "greedy".to_owned(),
-            Some(s) => format!("temperature {}, top-p {}, top-k {}, seed {}", s.temperature, s.top_p, s.top_k, s.seed),
-        };
-        let name = if run.complete { run.name.clone() } else { format!("{} (INCOMPLETE: {})", run.name, incomplete_reason(run)) };
-        let verification = match run.verification {
-            Verification::Exact => "exact",
-            Verification::Batched => "batched",
-            Verification::Unknown => "unknown",
-        };
-        let windows = match run.window_completeness {
-            WindowCompleteness::Full => "all rows recorded",
-            WindowCompleteness::AcceptedOnly => "kept rows recorded only",
-            WindowCompleteness::Counts => "counts recorded only",
-            WindowCompleteness::None => "no windows recorded",
-        };
-        let draft_len = run.drafter.draft_len.map_or_else(unknown, |n| n.to_string());
+        let sampling = if run.sampling.is_none() { "unknown sampling".to_owned() } else { words::sampling(run) };
+        let name = words::incomplete(run).map_or_else(|| run.name.clone(), |why| format!("{} (INCOMPLETE: {why})", run.name));
+        let (verification, windows) = (words::verification(run), words::windows(run));
+        let draft_len = known(run.drafter.draft_len);
         let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.label());
         let workload = format!(
             "{}, {} ({} prefill, {} decode, {} verify), {} tokens",
@@ -63,8 +47,4 @@ impl View<'_> {
             .map(|(title, text)| self.lines(title, &plain(text)))
             .concat()
     }
-}
-
-fn incomplete_reason(run: &RunFacts) -> &str {
-    run.incomplete_reason.as_deref().unwrap_or("no reason given")
 }

@@ -1,12 +1,13 @@
 //! Unions over all layers, and the table of layers.
 
-use super::{FEW, View, WORST, counted, range_of};
+use super::{FEW, View, WORST, range_of};
 use crate::metric::Unit;
 use crate::metric::report::{LayerReport, Overall, WindowStats};
 use crate::report::bars::spark;
 use crate::report::shapes;
 use crate::report::table::{self, Column};
 use crate::report::tables::{self, LayerRow, Look};
+use crate::report::words::counted;
 use anstyle::AnsiColor;
 
 impl View<'_> {
