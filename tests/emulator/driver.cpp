@@ -1,7 +1,8 @@
 // A stand-in for the CUDA driver: the functions of libcuda that the project calls, over the emulator.
 //
 // It takes the same images as the real driver and looks for the kernel's name in them, but runs the sources that it was built
-// from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time.
+// from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time. EMU_COUNTS=FILE leaves
+// there, when the process ends, how often the host waited and what was copied to it.
 #include "fibers.h"
 #include "hooks.h"
 #include "memory.h"
@@ -123,8 +124,27 @@ emu_work copy_of(uint32_t kind, uint32_t copy_kind, size_t bytes) {
     return work;
 }
 
+// How often the host waited for the device, and copies to it by their bytes.
+uint64_t waits;
+std::map<size_t, uint64_t> brought;
+
+void write_counts() {
+    const char* path = std::getenv("EMU_COUNTS");
+    FILE* file = path ? std::fopen(path, "w") : nullptr;
+    if (!file) return;
+    std::fprintf(file, "{\"waits\": %llu, \"brought\": {", (unsigned long long)waits);
+    const char* comma = "";
+    for (auto [bytes, times] : brought) {
+        std::fprintf(file, "%s\"%zu\": %llu", comma, bytes, (unsigned long long)times);
+        comma = ", ";
+    }
+    std::fprintf(file, "}}\n");
+    std::fclose(file);
+}
+
 // Work without a stream waits for all that came before; there is one stream at a time in use here.
 int synchronise(void* stream) {
+    waits++;
     Stream& s = stream_of(stream);
     if (s.capture) {
         s.capture->spoiled = true;
@@ -187,6 +207,7 @@ API cuInit(unsigned) {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, nullptr);
     sigaction(SIGBUS, &action, nullptr);
+    std::atexit(write_counts);
     return OK;
 }
 API cuDriverGetVersion(int* version) { *version = knob("EMU_DRIVER", 12080); return OK; }
@@ -274,6 +295,7 @@ API cuEventRecord(void* event, void* stream) {
     return OK;
 }
 API cuEventSynchronize(void*) {
+    waits++;
     if (spoils_capture()) return CAPTURE_UNSUPPORTED;
     drain(default_stream);
     return OK;
@@ -333,15 +355,17 @@ API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) 
 }
 API cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(from, size)) return INVALID_VALUE;
-    enqueue(stream, [=] { std::memcpy(to, from, size); }, copy_of(1, 2, size));
+    // Counted when it runs: a graph's copies run with every launch.
+    enqueue(stream, [=] { brought[size]++, std::memcpy(to, from, size); }, copy_of(1, 2, size));
     return OK;
 }
 API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(to, size) || !emu_inside(from, size)) return INVALID_VALUE;
-    enqueue(stream, [=] { std::memmove(to, from, size); });
+    enqueue(stream, [=] { std::memmove(to, from, size); }, copy_of(1, 8, size));
     return OK;
 }
 API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
+    waits++;
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(to, size)) return INVALID_VALUE;
@@ -349,6 +373,7 @@ API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
     return OK;
 }
 API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {
+    waits++, brought[size]++;
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(from, size)) return INVALID_VALUE;

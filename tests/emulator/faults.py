@@ -52,11 +52,14 @@ FAULTS = [
     ("mla_query.cu", "float q = query[((u64)n * m.heads + head) * size + i];", "float q = query[((u64)n * m.heads + 0) * size + i];", "attention"),
     ("mla_value.cu", "each == 1 ? 0 : at", "0", "attention"),
     ("argmax.cu", "other == top && where < at", "other == top && where > at", "argmax"),
+    ("argmax.cu", "expf(row[i] - top)", "expf(row[i])", "argmax"),
+    ("sample.cu", "sp_kept_units(row, p, vocab, least, found)", "sp_kept_units(row, p, vocab, 0, found)", "distribution"),
     ("sample.cu", "bins[digit] < left)", "bins[digit] <= left)", "distribution"),
     ("sample.cu", "? prefix << shift : least;", "? prefix << shift : prefix << shift;", "distribution"),
     ("sp_cdf.cuh", "if (target < below) break;", "if (target <= below) break;", "draw"),
     ("accept.cu", "if (!(v > 0.0)) v = 0.0;", "if (!(v > 0.0)) v = -v;", "acceptance"),
     ("accept.cu", "window[accepted + 1] == best[accepted]", "window[accepted] == best[accepted]", "acceptance"),
+    ("accept.cu", "verdict[3 + i] = (int)window[i];", "verdict[3 + i] = (int)window[0];", "acceptance"),
     ("mtp_join.cu", "to[width + i] = h[i]", "to[width + i] = e[i]", "join"),
 ]
 # A thread that does not wait for the others, and one that reads past its memory.

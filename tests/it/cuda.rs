@@ -72,6 +72,22 @@ fn compare(name: &str, cpu: &Trace, cuda: &Trace) {
     }
 }
 
+/// Drafts' probabilities and confidences are known of the same steps, and nearly the same; gives how many were compared.
+fn close_drafts(name: &str, cpu: &Trace, cuda: &Trace) -> usize {
+    let (a, b) = (cpu.steps_with_details().unwrap(), cuda.steps_with_details().unwrap());
+    let mut compared = 0;
+    for i in 0..a.len() {
+        for (x, y) in [(&a.draft_probs[i], &b.draft_probs[i]), (&a.draft_confidences[i], &b.draft_confidences[i])] {
+            assert_eq!(x.as_ref().map(Vec::len), y.as_ref().map(Vec::len), "{name}: step {i}");
+            for (x, y) in x.iter().flatten().zip(y.iter().flatten()) {
+                assert!((x - y).abs() <= 1e-4, "{name}: step {i}: {x} {y}");
+                compared += 1;
+            }
+        }
+    }
+    compared
+}
+
 /// Every step has its launches, each with what it works for; what is routed has a plan and an expert product in each routed layer.
 fn every_launch_is_labelled(name: &str, trace: &Trace) {
     let (model, steps, kernels) = (&trace.manifest().model, trace.steps().unwrap(), trace.kernels().unwrap());
@@ -81,9 +97,9 @@ fn every_launch_is_labelled(name: &str, trace: &Trace) {
         for kernel in own.iter().filter(|k| !k.name.starts_with("cpu.")) {
             assert!(kernel.grid.is_some() && kernel.block.is_some() && kernel.shared_bytes.is_some(), "{name}: {kernel:?}");
             assert!(kernel.component != Component::Other, "{name}: {kernel:?}");
-            let inside = !matches!(kernel.component, Component::Embedding | Component::Head | Component::Commit);
+            let outside = matches!(kernel.component, Component::Embedding | Component::Head | Component::Sampling | Component::Commit);
             let last = kernel.component == Component::Norm && kernel.layer.is_none();
-            assert!(kernel.module == Module::Draft || last || kernel.layer.is_some() == inside, "{name}: {kernel:?}");
+            assert!(kernel.module == Module::Draft || last || kernel.layer.is_none() == outside, "{name}: {kernel:?}");
             seen.insert(kernel.name.to_string());
         }
         // Passes of 16 rows.
@@ -124,6 +140,8 @@ fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
         assert_eq!((manifest.device.kind.as_str(), manifest.device.name.as_str()), ("cuda", "specprof emulator"));
         assert!(manifest.warnings.iter().any(|w| w.code == "kernels_timed_by_events"));
         every_launch_is_labelled(name, &cuda);
+        let drafted = close_drafts(name, &cpu, &cuda);
+        assert_eq!(drafted > 20, !more.contains(&"--draft"), "{name}: {drafted} drafts with probabilities");
         assert!(cuda.steps().unwrap().device_ns.iter().all(Option::is_none), "times of an emulated device");
         assert!(!cpu.manifest().emulated);
     }
@@ -160,6 +178,51 @@ fn passes_run_as_graphs_and_decode_as_on_the_cpu() {
             // Every shape is launched one by one once.
             assert!(graphs.captured >= 2 && graphs.launches >= steps, "{name}: {graphs:?}, {steps} steps");
             assert!(cpu.manifest().instrumentation.graphs.is_none());
+        }
+    }
+}
+
+/// Waits of the host, and copies to it by their bytes, of a recording of so many tokens; with the trace.
+fn counted(dir: &Path, tokens: &str, args: &[&str], lazy: &str) -> (u64, BTreeMap<u64, u64>, Trace) {
+    let counts = dir.join("counts.json");
+    let all = [&DEMO[..4], &["--max-new-tokens", tokens, "--ignore-eos", "--backend", "cuda", "--force", "--telemetry", "off"]].concat();
+    let all = [&all[..], &["--kernels", "off", "--router-probs", "--out", "run"], args].concat();
+    let (code, _, stderr) = record(dir, &all, &[("EMU_COUNTS", counts.to_str().unwrap()), ("EMU_LAZY", lazy)]);
+    assert_eq!(code, 0, "{args:?}: {stderr}");
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(counts).unwrap()).unwrap();
+    let brought = json["brought"].as_object().unwrap().iter();
+    let brought = brought.map(|(bytes, times)| (bytes.parse().unwrap(), times.as_u64().unwrap())).collect();
+    (json["waits"].as_u64().unwrap(), brought, Trace::open(&dir.join("run")).unwrap())
+}
+
+/// After the prompt the host waits once a step, whoever drafts, and is told choices and a verdict: no logits and no hidden rows.
+#[test]
+fn a_step_waits_once_and_no_logits_leave_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampled = ["--temperature", "0.8", "--top-k", "40", "--top-p", "0.9", "--seed", "5"];
+    for (name, args) in [
+        ("greedy", vec!["--baseline-steps", "4"]),
+        ("greedy, windows of 8", vec!["--draft-len", "7"]),
+        ("sampled", [&sampled[..], &["--baseline-steps", "4"]].concat()),
+        ("lookup", vec!["--draft", "ngram"]),
+        ("lookup, sampled", [&sampled[..], &["--draft", "ngram"]].concat()),
+        ("plain", vec!["--draft", "none"]),
+    ] {
+        for lazy in ["0", "1"] {
+            let (short_waits, short, short_trace) = counted(dir.path(), "12", &args, lazy);
+            let (long_waits, long, trace) = counted(dir.path(), "44", &args, lazy);
+            let steps = (trace.steps().unwrap().len() - short_trace.steps().unwrap().len()) as u64;
+            assert!(steps > 5 && long_waits - short_waits == steps, "{name}: {long_waits} - {short_waits} waits in {steps} steps");
+            let model = &trace.manifest().model;
+            let logits = |bytes: u64| bytes.is_multiple_of(u64::from(model.vocab_size.unwrap()) * 4) && bytes > 0;
+            assert!(!long.keys().any(|&bytes| logits(bytes)), "{name}: {long:?}");
+            let copies = |brought: &BTreeMap<u64, u64>| brought.values().sum::<u64>();
+            let chained = !args.contains(&"--draft");
+            let more = copies(&long) - copies(&short);
+            assert!(more >= steps && more <= steps * (1 + u64::from(chained)), "{name}: {more} copies in {steps} steps");
+            let hidden = |bytes: u64| bytes.is_multiple_of(u64::from(model.hidden_size.unwrap()) * 4) && bytes > 0;
+            let rows = |brought: &BTreeMap<u64, u64>| brought.iter().filter(|(bytes, _)| hidden(**bytes)).map(|(_, n)| n).sum::<u64>();
+            assert_eq!(rows(&long), rows(&short), "{name}: hidden rows after the prompt: {long:?}");
         }
     }
 }
@@ -272,19 +335,9 @@ fn dspark_drafts_as_on_the_cpu() {
         let name = format!("{set} {more:?}");
         compare(&name, &cpu, &cuda);
         every_launch_is_labelled(&name, &cuda);
-        let (a, b) = (cpu.steps_with_details().unwrap(), cuda.steps_with_details().unwrap());
-        let mut judged = 0;
-        for i in 0..a.len() {
-            for (x, y) in [(&a.draft_probs[i], &b.draft_probs[i]), (&a.draft_confidences[i], &b.draft_confidences[i])] {
-                assert_eq!(x.as_ref().map(Vec::len), y.as_ref().map(Vec::len), "{name}: step {i}");
-                for (x, y) in x.iter().flatten().zip(y.iter().flatten()) {
-                    assert!((x - y).abs() <= 1e-4, "{name}: step {i}: {x} {y}");
-                    judged += 1;
-                }
-            }
-        }
+        let judged = close_drafts(&name, &cpu, &cuda);
         assert!(judged > 20, "{name}: {judged}");
-        kept += a.accepted.iter().map(|n| usize::from(*n)).sum::<usize>();
+        kept += cpu.steps().unwrap().accepted.iter().map(|n| usize::from(*n)).sum::<usize>();
         let kernels = cuda.kernels().unwrap();
         for kernel in ["block_heads", "block_attend", "block_merge", "experts_down_bf16"] {
             assert!(kernels.iter().any(|(_, k)| k.module == Module::Draft && k.name.starts_with(kernel)), "{name}: no {kernel}");

@@ -3,7 +3,8 @@
 use super::block_weights::block_floats;
 use super::device::{Buffer, Device};
 use super::ops::Damage;
-use super::workspace::{AllRows, Part, Site, check_damage};
+use super::site::{Part, Site, check_damage};
+use super::workspace::AllRows;
 use crate::engine::EngineError;
 use crate::engine::dspark::DsparkConfig;
 use std::rc::Rc;

@@ -240,6 +240,20 @@ impl Device {
         self.timer.borrow_mut().label(layer, component);
     }
 
+    /// Whose launches the next ones are, where no pass of it [starts](Self::start).
+    pub(super) fn of_module(&self, module: Module) {
+        self.timer.borrow_mut().of_module(module);
+    }
+
+    /// Lets the stream copy `bytes` bytes between places of device memory, which must be inside buffers and apart.
+    pub(super) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), EngineError> {
+        self.launch(Launched::copy("memcpy DtoD"), || {
+            // SAFETY: the caller has checked both ranges; buffers are freed when the stream has done its work only.
+            let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) };
+            copied.map_err(|e| failed("a copy on the device", e))
+        })
+    }
+
     /// Does `launch`, which launches one kernel or copy.
     pub(super) fn launch(&self, launched: Launched, launch: impl FnOnce() -> Result<(), EngineError>) -> Result<(), EngineError> {
         let mut profiler = self.profiler.borrow_mut();

@@ -2,9 +2,10 @@
 
 use super::matrix::planned_bytes;
 use super::workspace;
-use super::{PASS_ROWS, block_weights};
+use super::{PASS_ROWS, block_weights, choose};
 use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::matrix::Matrix;
+use crate::engine::sampling::Sampling;
 use crate::engine::weights::{Attention, GatedMlp, LayerWeights, MlaQuery, Mlp, ModelWeights};
 use crate::engine::{EngineError, ModelConfig};
 use crate::metric::Unit;
@@ -50,6 +51,13 @@ impl MemoryPlan {
             workspace: sides * workspace::planned_bytes(config, PASS_ROWS, tokens),
             tokens,
         })
+    }
+
+    /// The plan with a target that chooses by itself, `drafts`: among them the draft module's.
+    pub fn choosing(self, config: &ModelConfig, sampling: Sampling, drafts: bool) -> Self {
+        // A drafter's waiting rows are its own.
+        let waiting = if drafts { 2 * PASS_ROWS * config.hidden * 4 } else { 0 };
+        Self { workspace: self.workspace + choose::planned_bytes(config, sampling, drafts) + waiting, ..self }
     }
 
     /// The plan with an external drafter beside the target.
