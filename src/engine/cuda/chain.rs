@@ -94,6 +94,7 @@ impl<'m> CudaMtpDrafter<'m> {
     fn observe_prompt(&mut self, next_tokens: &[u32], hidden: &[f32]) -> Result<(), EngineError> {
         let (width, mut from) = (self.mtp.config.hidden, 0);
         if self.waiting.len() + next_tokens.len() > MAX_WAITING {
+            self.mtp.device.start(Module::Draft, None)?;
             self.flush(0)?;
             from = next_tokens.len() - 1;
             self.mtp.extend(&next_tokens[..from], &hidden[..from * width], LogitRows::None, &mut NoTap)?;
@@ -123,7 +124,7 @@ impl<'m> CudaMtpDrafter<'m> {
             if self.sampling.is_greedy() {
                 choice_ops::argmax(d, logits, (1, c.vocab), token, prob, damage)?;
             } else {
-                let dist = inputs.dist(draft * c.vocab);
+                let dist = inputs.dist(draft, c.vocab);
                 choice_ops::sample(d, logits, (1, c.vocab), self.sampling, dist, damage)?;
                 choice_ops::draw(d, dist, c.vocab, inputs.uniform(draft), token, prob)?;
             }

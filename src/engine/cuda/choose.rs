@@ -4,7 +4,7 @@
 
 use super::PASS_ROWS;
 use super::choice_ops;
-use super::device::{Buffer, Device};
+use super::device::Buffer;
 use super::drafted::Drafted;
 use super::ring::{Ending, Shape};
 use super::session::{CudaSession, Wants};
@@ -59,7 +59,7 @@ impl CudaSession<'_> {
     /// Puts the choices of a pass into the stream: over its rows with logits.
     pub(super) fn choose(&self, shape: Shape) -> Result<(), EngineError> {
         let (Some(chooser), Ending::Token | Ending::Window { .. }) = (&self.chooser, shape.ending) else { return Ok(()) };
-        let (d, ws, vocab): (&Device, _, _) = (&self.device, &self.ws, self.config.vocab);
+        let (d, ws, vocab) = (&*self.device, &self.ws, self.config.vocab);
         d.label(None, Component::Sampling);
         let damage = ws.damage(Site { layer: 0, part: Part::Logits });
         let (logits, window, size) = (ws.logits.at(0), self.window_at(shape.ending), (shape.wanted, vocab));
@@ -69,7 +69,7 @@ impl CudaSession<'_> {
             return choice_ops::accept_greedy(d, window, ws.best.at(0), drafts, verdict);
         };
         choice_ops::sample(d, logits, size, chooser.sampling, probs.at(0), damage)?;
-        let q = if shape.ending == (Ending::Window { drafted: true }) { chooser.drafted.dist(0) } else { 0 };
+        let q = if shape.ending == (Ending::Window { drafted: true }) { chooser.drafted.dist(0, vocab) } else { 0 };
         choice_ops::accept_sampled(d, window, (probs.at(0), q), ws.uniforms(), (drafts, vocab), verdict)
     }
 

@@ -84,7 +84,7 @@ impl Drafted {
     }
 
     /// What draft `draft` is drawn from, `vocab` doubles; 0 when drafts are not drawn.
-    pub fn dist(&self, at: usize) -> u64 {
-        self.dists.as_ref().map_or(0, |dists| dists.at(at * 8))
+    pub fn dist(&self, draft: usize, vocab: usize) -> u64 {
+        self.dists.as_ref().map_or(0, |dists| dists.at(draft * vocab * 8))
     }
 }

@@ -104,11 +104,11 @@ impl<'m> CudaMtp<'m> {
         Ok(())
     }
 
-    /// Appends rows whose hidden rows are on the device, and waits; nothing is told of them.
+    /// Appends rows whose hidden rows are on the device, and waits; nothing is told of them. Its launches are those of the pass that was
+    /// [started](Device::start) last.
     pub(super) fn append(&mut self, tokens: &[u32], hidden: u64) -> Result<(), EngineError> {
         let rows = tokens.len();
         self.ws.begin(tokens, self.len)?;
-        self.device.start(Module::Draft, None)?;
         self.ws.send()?;
         let (tokens, span, splits) = (self.ws.tokens(), self.ws.span(), self.ws.splits(self.len + rows));
         self.link(Link { tokens, hidden, rows, span, splits, ring: 0, wanted: 0 })?;
