@@ -143,8 +143,7 @@ impl<'m> Speculator<'m> {
             timeline.baseline_done += usize::from(baseline);
             self.time_or_not(&mut timeline, probe);
             let step = self.step(&mut timeline, baseline)?;
-            self.session.settle(&mut timeline.tap)?;
-            timeline.hand_over(step, probe)?;
+            self.hand_over(&mut timeline, step, probe)?;
         }
         Ok(Generated {
             tokens: timeline.history.split_off(request.prompt.len()),
@@ -216,8 +215,18 @@ impl<'m> Speculator<'m> {
                 routes: timeline.tap.take(),
             };
             self.next_step += 1;
-            self.session.settle(&mut timeline.tap)?;
-            timeline.hand_over(step, probe)?;
+            self.hand_over(timeline, step, probe)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the probe a step, whose end has been stamped, and its operations.
+    fn hand_over(&mut self, timeline: &mut Timeline<'_>, step: StepEvent, probe: &mut dyn Probe) -> Result<(), SpeculateError> {
+        self.session.settle(&mut timeline.tap)?;
+        let (step_id, operations) = (step.step_id, timeline.tap.take_operations());
+        probe.step(StepEvent { device_ns: timeline.tap.take_device_time(), ..step })?;
+        if !operations.is_empty() {
+            probe.kernels(step_id, operations)?;
         }
         Ok(())
     }
@@ -275,13 +284,6 @@ impl<'m> Speculator<'m> {
 }
 
 impl Timeline<'_> {
-    /// Gives the probe a step and its operations.
-    fn hand_over(&mut self, step: StepEvent, probe: &mut dyn Probe) -> Result<(), TraceError> {
-        let (step_id, operations) = (step.step_id, self.tap.take_operations());
-        probe.step(step)?;
-        if operations.is_empty() { Ok(()) } else { probe.kernels(step_id, operations) }
-    }
-
     /// Adds tokens to the output until one ends the request; returns those that were added.
     fn emit(&mut self, tokens: &[u32], settings: &Settings) -> Vec<u32> {
         let mut emitted = Vec::with_capacity(tokens.len());

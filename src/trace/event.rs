@@ -149,7 +149,7 @@ pub struct StepEvent {
     pub draft_host_ns: i64,
     /// Host time of the target's forward pass within the step, ns; with the wait for drafts that were only launched.
     pub target_host_ns: i64,
-    /// Device time of the step, ns; `None` where no device ran.
+    /// Device time of the step, drafting and commit included, ns; `None` where no device ran.
     pub device_ns: Option<i64>,
     /// The routers' choices in this step.
     pub routes: StepRoutes,

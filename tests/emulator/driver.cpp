@@ -187,7 +187,8 @@ std::vector<emu_kernel>& emu_kernels() {
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
-// EMU_INIT: `hang`, or the code that cuInit gives. EMU_DRIVER: the version. EMU_DEVICES: how many there are.
+// EMU_INIT: `hang`, or the code that cuInit gives. EMU_DRIVER: the version. EMU_DEVICES: how many there are. EMU_NAME: another name, for tests
+// of what is done with a device's times; only by its name is the emulator known.
 int knob(const char* name, int otherwise) {
     const char* v = std::getenv(name);
     return v ? std::atoi(v) : otherwise;
@@ -213,7 +214,11 @@ API cuInit(unsigned) {
 API cuDriverGetVersion(int* version) { *version = knob("EMU_DRIVER", 12080); return OK; }
 API cuDeviceGetCount(int* count) { *count = knob("EMU_DEVICES", 1); return OK; }
 API cuDeviceGet(int* device, int ordinal) { *device = 0; return ordinal == 0 ? OK : 101; }
-API cuDeviceGetName(char* name, int size, int) { std::snprintf(name, size, "specprof emulator"); return OK; }
+API cuDeviceGetName(char* name, int size, int) {
+    const char* other = std::getenv("EMU_NAME");
+    std::snprintf(name, size, "%s", other ? other : "specprof emulator");
+    return OK;
+}
 API cuDeviceGetUuid(char* uuid, int) { std::memset(uuid, 0xee, 16); return OK; }
 API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = emu_total(); return OK; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {

@@ -453,6 +453,45 @@ fn cupti_labels_every_kernel_of_every_graph() {
     }
 }
 
+/// Two events around each pass give a step's device time, whatever times kernels. A stand-in under another name: its times are the host's, and
+/// only what must hold of any times is looked at.
+#[test]
+fn the_device_s_time_of_a_step_is_known_whatever_times_its_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = cupti();
+    for (kernels, cupti) in [("auto", "/nowhere/libcupti.so"), ("cupti", library.as_str()), ("off", "/nowhere/libcupti.so")] {
+        for draft in ["mtp", "ngram"] {
+            let args =
+                ["--backend", "cuda", "--kernels", kernels, "--draft", draft, "--baseline-steps", "6", "--telemetry", "off", "--force"];
+            let args = [&DEMO[..], &args, &["--prefill-chunk", "20", "--out", "named"]].concat();
+            let (code, _, stderr) = record(dir.path(), &args, &[("EMU_NAME", "a device under test"), ("SPECPROF_CUPTI", cupti)]);
+            assert_eq!(code, 0, "{stderr}");
+            let trace = Trace::open(&dir.path().join("named")).unwrap();
+            assert!(!trace.manifest().emulated && validate(&trace).unwrap().failed() == 0);
+            let (steps, operations) = (trace.steps().unwrap(), trace.kernels().unwrap());
+            for (i, id) in steps.step_id.iter().enumerate() {
+                let device = steps.device_ns[i].unwrap();
+                let whole = steps.host_end_ns[i] - steps.host_begin_ns[i];
+                assert!(device > 0 && device <= whole + 1000, "{kernels}, {draft}, step {id}: {device} ns on the device of {whole}");
+                if kernels == "auto" {
+                    let own = operations.iter().filter(|(step, k)| step == id && !k.name.starts_with("cpu."));
+                    let sum: i64 = own.map(|(_, k)| k.end_ns - k.begin_ns).sum();
+                    assert!(sum > 0 && sum <= device + 1000, "{draft}, step {id}: kernels of {sum} ns in {device}");
+                }
+            }
+            let mut command = Command::cargo_bin("specprof").unwrap();
+            let report = command.current_dir(dir.path()).args(["report", "named", "--format", "json"]).output().unwrap();
+            let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+            let apart = kernels != "off" || draft == "ngram";
+            assert_eq!(json["cost"]["source"], "device", "{kernels}, {draft}: {}", json["cost"]);
+            assert_eq!(json["cost"]["verify_ratio"].is_number(), apart, "{kernels}, {draft}: {}", json["cost"]);
+            assert!(json["cost"]["step_ratio"].is_number());
+            let warnings = json["warnings"].as_array().unwrap();
+            assert_eq!(warnings.iter().any(|w| w["code"] == "drafting_not_apart"), !apart, "{kernels}, {draft}");
+        }
+    }
+}
+
 #[test]
 fn records_that_are_lost_or_have_no_times_are_counted() {
     let dir = tempfile::tempdir().unwrap();

@@ -88,6 +88,7 @@ impl<'m> CudaDspark<'m> {
     }
 
     fn finish(&self) -> Result<Vec<KernelEvent>, EngineError> {
+        self.device.end()?;
         self.device.timer.borrow_mut().finish()
     }
 

@@ -1,7 +1,8 @@
 //! Device memory of a block drafter: rows of a pass, and the keys and values of its context.
 
 use super::block_weights::block_floats;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::ops::Damage;
 use super::site::{Part, Site, check_damage};
 use super::workspace::AllRows;

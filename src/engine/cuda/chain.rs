@@ -2,8 +2,8 @@
 //! target finds the window where the chain leaves it. How many rows the target has kept is known when the chain begins, so that nothing
 //! waits between a step's first launch and the verdict.
 
+use super::buffer::Buffer;
 use super::choice_ops;
-use super::device::Buffer;
 use super::drafted::{self, ChainInputs, Drafted};
 use super::mtp::{CudaMtp, Link, Work};
 use super::pinned::Pinned;
@@ -172,6 +172,7 @@ impl Drafter for CudaMtpDrafter<'_> {
         mtp.device.start(Module::Draft, wants.clock)?;
         let shape = ChainShape { rows, drafts, splits: mtp.ws.splits(after), taken: wants.taken(), probs: tap.is_on() };
         mtp.graphs.borrow_mut().run(Work::Chain(shape), || self.launch(shape))?;
+        mtp.device.end()?;
         // The chain's own rows leave the cache; those that the target has kept stay.
         self.mtp.len += rows;
         self.waiting.clear();

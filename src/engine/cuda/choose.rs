@@ -3,8 +3,8 @@
 //! them with the pass, so that both engines draw the same tokens.
 
 use super::PASS_ROWS;
+use super::buffer::Buffer;
 use super::choice_ops;
-use super::device::Buffer;
 use super::drafted::Drafted;
 use super::ring::{Ending, Shape};
 use super::session::{CudaSession, Wants};

@@ -2,7 +2,8 @@
 //! the target has judged them.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use crate::engine::drafter::MAX_DRAFT_LEN;
 use crate::engine::{EngineError, ModelConfig};
 use std::rc::Rc;

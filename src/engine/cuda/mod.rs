@@ -9,6 +9,7 @@
 mod block;
 mod block_space;
 mod block_weights;
+mod buffer;
 mod chain;
 mod choice_ops;
 mod choose;
@@ -28,6 +29,7 @@ mod ring;
 mod session;
 mod sides;
 mod site;
+mod spans;
 mod state;
 mod symbols;
 mod taps;

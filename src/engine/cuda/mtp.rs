@@ -97,6 +97,7 @@ impl<'m> CudaMtp<'m> {
         let splits = self.ws.splits(self.len + rows);
         let shape = Shape { rows, wanted, pending: 0, splits, taken: wants.taken(), ending: Ending::Logits };
         self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        self.device.end()?;
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;

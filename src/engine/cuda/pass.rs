@@ -1,6 +1,7 @@
 //! The launches of one layer and of a pass's end, in the order of the CPU engine.
 
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
 use super::ring::Shape;
 use super::site::{Part, Site};

@@ -142,6 +142,7 @@ impl<'m> CudaSession<'m> {
         let splits = self.ws.splits(position + rows);
         let shape = Shape { rows, wanted, pending: self.pending, splits, taken: wants.taken(), ending };
         self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        self.device.end()?;
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;
@@ -209,6 +210,7 @@ impl<'m> CudaSession<'m> {
             self.device.start(Module::Target, clock)?;
             self.device.label(None, Component::Commit);
             self.graphs.borrow_mut().run(Work::Commit, || self.kda.commit_said(&self.device))?;
+            self.device.end()?;
             self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         }
         self.committed += rows;
@@ -301,6 +303,7 @@ impl CudaSession<'_> {
 impl Target for CudaSession<'_> {
     fn reset(&mut self) -> Result<(), EngineError> {
         (self.committed, self.pending, self.ahead) = (0, 0, 0);
+        self.device.forget_times();
         self.kda.clear()
     }
 

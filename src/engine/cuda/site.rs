@@ -1,6 +1,6 @@
 //! Where in a pass a kernel has met a number that is not finite.
 
-use super::device::Buffer;
+use super::buffer::Buffer;
 use crate::engine::EngineError;
 
 /// Fails with the site that `damage` names, which is taken back; waits for the pass.

@@ -1,7 +1,8 @@
 //! What a timeline remembers on the device: recurrent states with the staged rows of a window, and latent caches.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::ops::{Delta, KdaRows, KdaShape};
 use super::pinned::Pinned;
 use crate::engine::{EngineError, ModelConfig};

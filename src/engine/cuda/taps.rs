@@ -1,7 +1,8 @@
 //! Rows that leave a pass at some points: for a drafter that is made of them, and for comparisons with reference numbers.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::pinned::Pinned;
 use crate::engine::{EngineError, ForwardTap};
 use crate::trace::Module;

@@ -1,7 +1,8 @@
 //! Device memory of a pass: rows between kernels, reused by every layer.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::ops::{Damage, Plan, SPLIT};
 use super::pinned::Pinned;
 use super::ring::{Ring, Shape, Taken};
