@@ -38,6 +38,8 @@ pub(super) struct Backend<'p> {
     pub drafter: Box<dyn Drafter + 'p>,
     /// The device, when it is not the CPU.
     device: Option<Rc<Device>>,
+    /// What was planned of its memory, before anything was loaded.
+    pub memory: Option<MemoryPlan>,
     /// Why CUPTI, which would have been used, is not.
     no_cupti: Option<String>,
 }
@@ -66,7 +68,7 @@ impl<'p> Backend<'p> {
         if plan.options.backend == BackendKind::Cpu {
             let drafter = plan.build_drafter()?;
             let session = Session::new(config, weights).routed_by(plan.routing_plan()?);
-            return Ok(Self { target: Box::new(session), drafter, device: None, no_cupti: None });
+            return Ok(Self { target: Box::new(session), drafter, device: None, memory: None, no_cupti: None });
         }
         if plan.options.routing != Routing::Model {
             return Err(
@@ -99,7 +101,7 @@ impl<'p> Backend<'p> {
             DraftKind::Ngram => Box::new(NgramDrafter),
             DraftKind::None => Box::new(NoDrafter),
         };
-        Ok(Self { target: Box::new(target), drafter, device: Some(device), no_cupti })
+        Ok(Self { target: Box::new(target), drafter, device: Some(device), memory: Some(memory), no_cupti })
     }
 
     /// What can be asked of the device when the run is over.

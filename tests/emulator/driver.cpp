@@ -2,7 +2,7 @@
 //
 // It takes the same images as the real driver and looks for the kernel's name in them, but runs the sources that it was built
 // from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time. EMU_COUNTS=FILE leaves
-// there, when the process ends, how often the host waited and what was copied to it.
+// there, when the process ends, how often the host waited, what was copied to it, and the most memory that there was.
 #include "fibers.h"
 #include "hooks.h"
 #include "memory.h"
@@ -56,6 +56,7 @@ uint64_t nodes_made;
 // The stream that is being captured, of which there is one at a time here.
 Stream* capturing;
 std::map<uintptr_t, size_t> pinned;
+size_t pinned_now, most_pinned;
 int context_storage;
 void* current;
 const char* running = "no kernel";
@@ -138,7 +139,7 @@ void write_counts() {
         std::fprintf(file, "%s\"%zu\": %llu", comma, bytes, (unsigned long long)times);
         comma = ", ";
     }
-    std::fprintf(file, "}}\n");
+    std::fprintf(file, "}, \"device\": %zu, \"pinned\": %zu}\n", emu_most_used(), most_pinned);
     std::fclose(file);
 }
 
@@ -333,11 +334,16 @@ API cuMemHostAlloc(void** at, size_t size, unsigned) {
     if (!*at) return OUT_OF_MEMORY;
     std::memset(*at, 0xff, size);
     pinned[reinterpret_cast<uintptr_t>(*at)] = size;
+    pinned_now += size;
+    if (pinned_now > most_pinned) most_pinned = pinned_now;
     return OK;
 }
 API cuMemFreeHost(void* at) {
     drain(default_stream);
-    if (!pinned.erase(reinterpret_cast<uintptr_t>(at))) return INVALID_VALUE;
+    auto known = pinned.find(reinterpret_cast<uintptr_t>(at));
+    if (known == pinned.end()) return INVALID_VALUE;
+    pinned_now -= known->second;
+    pinned.erase(known);
     std::free(at);
     return OK;
 }

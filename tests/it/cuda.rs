@@ -372,6 +372,44 @@ fn a_drafter_that_does_not_fit_is_refused_with_the_numbers() {
     assert!(more_workspace > workspace && !dir.path().join("t").exists(), "{workspace} {more_workspace}");
 }
 
+/// What is printed of device and page-locked memory is what the run takes.
+#[test]
+fn the_printed_memory_plan_is_what_is_allocated() {
+    let dir = tempfile::tempdir().unwrap();
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let [spec, drafter] = [goldens.join("spec/checkpoint"), goldens.join("dspark/correlated/checkpoint")];
+    std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+    let of_spec = ["--model", spec.to_str().unwrap(), "--prompts", "p.jsonl", "--draft"];
+    for (name, args) in [
+        ("greedy", DEMO.to_vec()),
+        ("sampled", [&DEMO[..], &["--temperature", "0.8"]].concat()),
+        ("nobody drafts", [&DEMO[..], &["--draft", "none", "--temperature", "0.8"]].concat()),
+        ("block drafter", [&of_spec[..], &["dspark", "--draft-model", drafter.to_str().unwrap()]].concat()),
+    ] {
+        let counts = dir.path().join("counts.json");
+        let all = [&args[..], &["--backend", "cuda", "--force", "--telemetry", "off", "--kernels", "off", "--out", "run"]].concat();
+        let (code, _, stderr) = record(dir.path(), &all, &[("EMU_COUNTS", counts.to_str().unwrap())]);
+        assert_eq!(code, 0, "{name}: {stderr}");
+        let plan = stderr.lines().find_map(|line| line.strip_prefix("memory: ")).unwrap_or_else(|| panic!("{name}: {stderr}"));
+        let bytes = |text: &str| {
+            let (number, unit) = text.trim().split_once(' ').unwrap();
+            number.parse::<f64>().unwrap()
+                * match unit {
+                    "kB" => 1e3,
+                    "MB" => 1e6,
+                    other => panic!("{other}: {plan}"),
+                }
+        };
+        let (device, rest) = plan.split_once(" of device memory").unwrap();
+        let pinned = rest.split_once("; ").unwrap().1.split_once(" of page-locked").unwrap().0;
+        let taken: serde_json::Value = serde_json::from_slice(&std::fs::read(counts).unwrap()).unwrap();
+        for (what, planned, taken) in [("device", bytes(device), &taken["device"]), ("pinned", bytes(pinned), &taken["pinned"])] {
+            let taken = taken.as_f64().unwrap();
+            assert!((planned / taken - 1.0).abs() < 0.02, "{name}, {what}: {planned} planned, {taken} taken: {plan}");
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_the_numbers_before_anything_is_made() {
     let dir = tempfile::tempdir().unwrap();
