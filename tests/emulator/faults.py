@@ -46,6 +46,7 @@ FAULTS = [
     ("block_attend.cu", "(causal ? row + 1 : rows)", "(causal ? row : rows)", "blocks"),
     ("block_attend.cu", "first = head / (heads / kv_heads) * dim", "first = head % kv_heads * dim", "blocks"),
     ("block_attend.cu", "sum[j] * shrink);", "sum[j]);", "blocks"),
+    ("block_values.cu", "(u64)base[0] + blockIdx.y", "(u64)blockIdx.y", "blocks"),
     ("block_heads.cu", "(into_cache ? position : row)", "row", "blocks"),
     ("block_heads.cu", "sp_rotate(a, b, turns[j], position)", "sp_rotate(a, b, turns[j], row)", "blocks"),
     ("layer_output.cu", "residual[i] + branch[i]", "residual[i] - branch[i]", "layer_output"),

@@ -339,11 +339,55 @@ fn dspark_drafts_as_on_the_cpu() {
         assert!(judged > 20, "{name}: {judged}");
         kept += cpu.steps().unwrap().accepted.iter().map(|n| usize::from(*n)).sum::<usize>();
         let kernels = cuda.kernels().unwrap();
-        for kernel in ["block_heads", "block_attend", "block_merge", "experts_down_bf16"] {
+        for kernel in ["block_heads", "block_values", "block_attend", "block_merge", "experts_down_bf16"] {
             assert!(kernels.iter().any(|(_, k)| k.module == Module::Draft && k.name.starts_with(kernel)), "{name}: no {kernel}");
         }
     }
     assert!(kept > 20, "hardly a draft was kept: {kept}");
+}
+
+/// Contexts, blocks and looks at the Markov head as graphs: the same drafts, and by CUPTI the same labels as launch by launch.
+#[test]
+fn a_block_drafter_runs_as_graphs() {
+    let dir = tempfile::tempdir().unwrap();
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    // Contexts beyond one split of the cache, and a prompt of several passes.
+    let ids: Vec<u64> = (0..55).map(|i| (i * 37 + 5) % 290).collect();
+    let line = |n: u32| format!("{}\n", serde_json::json!({"token_ids": ids, "max_new_tokens": n}));
+    std::fs::write(dir.path().join("p.jsonl"), line(26) + &line(14)).unwrap();
+    let library = cupti();
+    for (set, target, more) in [
+        ("correlated", "spec", &[][..]),
+        ("correlated", "spec", &["--temperature", "0.9", "--top-p", "0.95", "--seed", "5"]),
+        ("x_causal", "nano", &["--draft-len", "2", "--baseline-steps", "3"]),
+    ] {
+        let [model, drafter] = [goldens.join(target), goldens.join("dspark").join(set)].map(|path| path.join("checkpoint"));
+        let args =
+            ["--model", model.to_str().unwrap(), "--draft", "dspark", "--draft-model", drafter.to_str().unwrap(), "--prompts", "p.jsonl"];
+        let args = [&args[..], &["--ignore-eos"], more].concat();
+        let name = format!("{set} {more:?}");
+        let (cpu, events) = both(dir.path(), &args, &[]);
+        compare(&name, &cpu, &events);
+        let expected = labels(&events);
+        for (kernels, lazy) in [("off", "0"), ("off", "1"), ("cupti", "0"), ("cupti", "1")] {
+            let with = [&args[..], &["--kernels", kernels]].concat();
+            let knobs = [("EMU_LAZY", lazy), ("SPECPROF_CUPTI", library.as_str())];
+            let all = [&with[..], &["--router-probs", "--force", "--telemetry", "off", "--backend", "cuda", "--out", "graphs"]].concat();
+            let (code, _, stderr) = record(dir.path(), &all, &knobs);
+            assert_eq!(code, 0, "{name}: {stderr}");
+            let cuda = Trace::open(&dir.path().join("graphs")).unwrap();
+            compare(&name, &cpu, &cuda);
+            assert!(close_drafts(&name, &cpu, &cuda) > 20, "{name}");
+            let (graphs, steps) = (cuda.manifest().instrumentation.graphs.unwrap(), cuda.steps().unwrap().len() as u64);
+            // A verify step has a context, a block, a look a draft and the target's pass.
+            assert!(graphs.launches > 3 * steps, "{name}: {graphs:?}, {steps} steps");
+            if kernels == "cupti" {
+                let mut found = labels(&cuda);
+                found.values_mut().for_each(|labels| labels.retain(|(.., name)| !name.starts_with("memcpy")));
+                assert_eq!(found, expected, "{name}");
+            }
+        }
+    }
 }
 
 #[test]

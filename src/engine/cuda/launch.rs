@@ -21,7 +21,7 @@ impl Parameter for KdaRows {}
 impl Parameter for Delta {}
 impl Parameter for Heads {}
 
-/// A launch that is being put together. Arguments must be those of the kernel, in its order: only `ops` and `choice_ops` make launches.
+/// A launch that is being put together. Arguments must be those of the kernel, in its order: only `ops`, `block_ops` and `choice_ops` make launches.
 pub(super) struct Launch<'d> {
     device: &'d Device,
     name: &'static str,

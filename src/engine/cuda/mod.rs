@@ -7,6 +7,7 @@
 //! **Nothing here has run on a GPU.** Tests run it on the emulator of `tests/emulator`, and a trace of the emulator says so.
 
 mod block;
+mod block_ops;
 mod block_space;
 mod block_weights;
 mod buffer;

@@ -2,7 +2,7 @@
 
 use super::matrix::planned_bytes;
 use super::workspace;
-use super::{PASS_ROWS, block_weights, choose, drafted};
+use super::{PASS_ROWS, block_space, block_weights, choose, drafted};
 use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::matrix::Matrix;
 use crate::engine::sampling::Sampling;
@@ -77,7 +77,7 @@ impl MemoryPlan {
             weights: self.weights + own.weights,
             caches: self.caches + own.caches,
             workspace: self.workspace + own.workspace + tapped,
-            pinned: self.pinned + tapped,
+            pinned: self.pinned + tapped + block_space::planned_pinned(&drafter.config),
             ..self
         })
     }

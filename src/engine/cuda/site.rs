@@ -1,14 +1,6 @@
 //! Where in a pass a kernel has met a number that is not finite.
 
-use super::buffer::Buffer;
 use crate::engine::EngineError;
-
-/// Fails with the site that `damage` names, which is taken back; waits for the pass.
-pub(super) fn check_damage(damage: &Buffer, describe: impl Fn(Site) -> String) -> Result<(), EngineError> {
-    let mut code = [0_i32];
-    damage.read(0, &mut code)?;
-    refuse_damage(code[0], || damage.clear(), describe)
-}
 
 /// Fails with the site that `code` names, when it names one; `take_back` makes the device forget it.
 pub(super) fn refuse_damage(

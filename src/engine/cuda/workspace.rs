@@ -65,11 +65,7 @@ impl AllRows {
         Ok(Self([device.upload(&[1_i32])?, device.upload(&[0_i32])?, device.upload(&[0_i32, 0])?, device.upload(&identity)?]))
     }
 
-    /// Says how many rows the pass has; waits for the passes before.
-    pub fn begin(&self, rows: usize) -> Result<(), EngineError> {
-        self.0[2].write(4, &[rows as i32])
-    }
-
+    /// The plan, whose end the pass's own inputs must say.
     pub fn plan(&self) -> Plan {
         plan_of(&self.0)
     }
