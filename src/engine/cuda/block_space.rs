@@ -53,7 +53,6 @@ struct KvCaches {
     keys: Buffer,
     values: Buffer,
     stride: usize,
-    width: usize,
 }
 
 impl BlockSpace {
@@ -88,7 +87,7 @@ impl BlockSpace {
             logits: floats(logits)?,
             embedded: floats(embedded)?,
             bias: floats(bias)?,
-            cache: KvCaches { keys: floats(cached)?, values: floats(cached)?, stride: room * width, width },
+            cache: KvCaches { keys: floats(cached)?, values: floats(cached)?, stride: room * width },
         })
     }
 
