@@ -1,7 +1,8 @@
-// Which drafts a window keeps. `window` holds the anchor and the drafts; verdict = {accepted drafts, token after them, kept rows}.
+// Which drafts a window keeps. `window` holds the anchor and the drafts; verdict = {accepted drafts, token after them, kept rows, then the
+// window itself}, 3 + SP_ROWS numbers: what the host is told by one copy.
 //
 // accept_greedy: drafts are kept while each is the argmax of the row before it. Grid 1, block 1. `best` is `[rows]`.
-//   Bytes moved: (2 * drafts + 1) * 4 + 12.
+//   Bytes moved: (3 * drafts + 2) * 4 + 12.
 // accept_sampled: draft d of row j is kept when u * q(d) < p(d); at the first rejection the token is drawn from max(p - q, 0)
 //   normalised, without one from the last row's p. Grid 1, block 256, dynamic shared 256 * 8 + 32 bytes. `p` is `[rows, vocab]`, `q` is
 //   `[drafts, vocab]`, or null when the drafts were not drawn: then q is 1 at the draft. `uniforms`: one a draft, then the token's.
@@ -10,14 +11,19 @@
 // Reference: engine::verify.
 #include "sp_cdf.cuh"
 
+SP_DEVICE void sp_verdict(const u32* window, int drafts, int accepted, int next, int* verdict) {
+    verdict[0] = accepted;
+    verdict[1] = next;
+    verdict[2] = accepted + 1;
+    for (int i = 0; i <= drafts && i < SP_ROWS; i++) verdict[3 + i] = (int)window[i];
+}
+
 extern "C" __global__ void __launch_bounds__(32)
 accept_greedy(const u32* window, const u32* best, int drafts, int* verdict) {
     if (threadIdx.x != 0) return;
     int accepted = 0;
     while (accepted < drafts && window[accepted + 1] == best[accepted]) accepted++;
-    verdict[0] = accepted;
-    verdict[1] = (int)best[accepted];
-    verdict[2] = accepted + 1;
+    sp_verdict(window, drafts, accepted, (int)best[accepted], verdict);
 }
 
 // A probability of q; what is none counts as 0.
@@ -49,10 +55,7 @@ accept_sampled(const u32* window, const double* p, const double* q, const double
         return v;
     };
     int next = sp_inverse_cdf(mass, vocab, uniforms[drafts], sums);
-    if (threadIdx.x != 0) return;
-    verdict[0] = accepted;
-    verdict[1] = next;
-    verdict[2] = accepted + 1;
+    if (threadIdx.x == 0) sp_verdict(window, drafts, accepted, next, verdict);
 }
 
 extern "C" __global__ void __launch_bounds__(32)

@@ -1,11 +1,12 @@
-// The token with the largest logit of each row; the lowest id wins a tie, as in engine::sampling.
+// The token with the largest logit of each row; the lowest id wins a tie, as in engine::sampling. Where `prob` is not null, its probability
+// in the plain softmax of the row as well.
 //
-// Grid: rows. Block: 512. Dynamic shared: 128 bytes. A logit that is not finite is noted in `damage`.
-// Bytes moved: rows * (vocab + 1) * 4.
-#include "sp_intrin.cuh"
+// Grid: rows. Block: 512. Dynamic shared: 144 bytes. A logit that is not finite is noted in `damage`.
+// Bytes moved: rows * (vocab + 1) * 4; with probabilities the row is read again, from cache.
+#include "sp_cdf.cuh"
 
 extern "C" __global__ void __launch_bounds__(512)
-argmax(const float* logits, int vocab, u32* best, int* damage, int site) {
+argmax(const float* logits, int vocab, u32* best, float* prob, int* damage, int site) {
     SP_DYNAMIC_SHARED(float, shared);
     int* ids = (int*)(shared + 16);
     const float* row = logits + (u64)blockIdx.x * vocab;
@@ -26,8 +27,17 @@ argmax(const float* logits, int vocab, u32* best, int* damage, int site) {
     }
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = top, ids[threadIdx.x / 32] = at;
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (u32 w = 1; w < blockDim.x / 32; w++)
-        if (ids[w] < vocab && (shared[w] > top || (shared[w] == top && ids[w] < at))) top = shared[w], at = ids[w];
-    best[blockIdx.x] = at < vocab ? at : 0;
+    if (threadIdx.x == 0) {
+        for (u32 w = 1; w < blockDim.x / 32; w++)
+            if (ids[w] < vocab && (shared[w] > top || (shared[w] == top && ids[w] < at))) top = shared[w], at = ids[w];
+        best[blockIdx.x] = at < vocab ? at : 0;
+        shared[32] = top;
+    }
+    if (!prob) return;
+    __syncthreads();
+    top = shared[32];
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) sum += (double)expf(row[i] - top);
+    sum = sp_block_sum_double(sum, (double*)shared);
+    if (threadIdx.x == 0) prob[blockIdx.x] = (float)(1.0 / sum);
 }

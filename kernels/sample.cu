@@ -1,12 +1,15 @@
 // The distribution that a token is drawn from: softmax of logits / temperature, cut to the k most likely tokens and
 // renormalised, cut to the smallest set of mass top-p and renormalised. Sums are doubles or exact integers, as the tail of a
-// large vocabulary needs. Equally likely tokens are kept in order of their ids.
+// large vocabulary needs. Equally likely tokens are kept in order of their ids. Where the mass of top-p ends is decided in whole units of
+// 2^-40 of the largest mass, as in the reference: no order of adding can decide otherwise.
 //
 // sample: grid rows, block 512, dynamic shared 256 * 16 + 160 bytes. `probs` is `[rows, vocab]` of doubles. `top_k` 0 = off, `top_p` >= 1 = off.
-//   Nothing is sorted: the border of each cut is found digit by digit over (logit, id), with counts, or with masses in units of
-//   2^-40 of the largest, whose sums do not depend on the order in which threads add. Digits end as soon as the border is known.
+//   A logit that is not finite is noted in `damage`.
+//   Nothing is sorted: the border of each cut is found digit by digit over (logit, id), with counts, or with masses in units.
+//   Digits end as soon as the border is known.
 //   Bytes moved: rows * vocab * (4 + 8) * (3 + digits), of which all but the first 4 come from cache; 3 to 5 digits a cut.
-// draw: grid 1, block 256, dynamic shared 256 * 8 + 16 bytes: token = inverse CDF of probs at uniform[0]. Bytes moved: vocab * 8 * 2.
+// draw: grid 1, block 256, dynamic shared 256 * 8 + 16 bytes: token = inverse CDF of probs at uniform[0], and its probability where
+//   `prob` is not null. Bytes moved: vocab * 8 * 2.
 // Reference: engine::sampling.
 #include "sp_intrin.cuh"
 #include "sp_cdf.cuh"
@@ -29,6 +32,20 @@ SP_DEVICE double sp_kept_mass(const float* logits, const double* probs, int voca
 
 // A mass in units of 2^-40.
 SP_DEVICE u64 sp_units(double p) { return (u64)(p * 1099511627776.0); }
+
+// The same in units; `total` is a word of shared memory.
+SP_DEVICE u64 sp_kept_units(const float* logits, const double* probs, int vocab, u64 least, u64* total) {
+    if (threadIdx.x == 0) total[0] = 0;
+    __syncthreads();
+    u64 sum = 0;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x)
+        if (sp_rank_key(logits[i], i) >= least) sum += sp_units(probs[i]);
+    atomicAdd(total, sum);
+    __syncthreads();
+    sum = total[0];
+    __syncthreads();
+    return sum;
+}
 
 // The smallest key of the shortest descending run of keys at or above `least` whose weights sum to `wanted` or more. Weights are 1
 // each, or masses. `bins` is 256 weights, `counts` 256 numbers of keys, `found` four words.
@@ -69,7 +86,7 @@ SP_DEVICE u64 sp_border(
 }
 
 extern "C" __global__ void __launch_bounds__(512)
-sample(const float* logits, int vocab, float temperature, int top_k, double top_p, double* probs) {
+sample(const float* logits, int vocab, double temperature, int top_k, double top_p, double* probs, int* damage, int site) {
     SP_DYNAMIC_SHARED(u64, bins);
     u32* counts = (u32*)(bins + 256);
     u64* found = (u64*)(counts + 256);
@@ -77,7 +94,12 @@ sample(const float* logits, int vocab, float temperature, int top_k, double top_
     const float* row = logits + (u64)blockIdx.x * vocab;
     double* p = probs + (u64)blockIdx.x * vocab;
     float top = -sp_infinity();
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) top = fmaxf(top, row[i]);
+    bool finite = true;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
+        finite = finite && sp_finite(row[i]);
+        top = fmaxf(top, row[i]);
+    }
+    if (!finite) sp_damaged(damage, site);
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) top = fmaxf(top, __shfl_xor_sync(SP_FULL, top, step));
     float* tops = (float*)bins;
@@ -85,13 +107,11 @@ sample(const float* logits, int vocab, float temperature, int top_k, double top_
     __syncthreads();
     for (u32 w = 0; w < blockDim.x / 32; w++) top = fmaxf(top, tops[w]);
     __syncthreads();
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) p[i] = exp(((double)row[i] - (double)top) / (double)temperature);
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) p[i] = exp(((double)row[i] - (double)top) / temperature);
     u64 least = 0;
     if (top_k > 0 && top_k < vocab) least = sp_border(row, p, vocab, 0, false, (u64)top_k, bins, counts, found);
     if (top_p < 1.0) {
-        double mass = sp_kept_mass(row, p, vocab, least, sums);
-        // Rounded down as the weights are: a border that is exact in the reference is exact here.
-        u64 wanted = sp_units(top_p * mass);
+        u64 wanted = (u64)(top_p * (double)sp_kept_units(row, p, vocab, least, found));
         least = sp_border(row, p, vocab, least, true, wanted > 0 ? wanted : 1, bins, counts, found);
     }
     double mass = sp_kept_mass(row, p, vocab, least, sums);
@@ -99,8 +119,10 @@ sample(const float* logits, int vocab, float temperature, int top_k, double top_
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-draw(const double* probs, int vocab, const double* uniform, u32* token) {
+draw(const double* probs, int vocab, const double* uniform, u32* token, float* prob) {
     SP_DYNAMIC_SHARED(double, sums);
     int id = sp_inverse_cdf([=](int i) { return probs[i]; }, vocab, uniform[0], sums);
-    if (threadIdx.x == 0) token[0] = id;
+    if (threadIdx.x != 0) return;
+    token[0] = id;
+    if (prob) prob[0] = (float)probs[id];
 }

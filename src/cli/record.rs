@@ -250,6 +250,9 @@ const MANY_WINDOWS: u64 = 100;
 
 /// Says what was recorded, and whether it was all.
 fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
+    if let Some(memory) = &recording.memory {
+        ui.note(&format!("memory: {memory}"));
+    }
     for warning in &recording.manifest.warnings {
         ui.warn(&warning.message);
     }

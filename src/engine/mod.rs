@@ -54,6 +54,7 @@ pub mod tensors;
 pub mod tokenizer;
 pub mod verify;
 pub mod weights;
+mod window;
 
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;

@@ -13,6 +13,7 @@ pub struct RouteTap {
     draft: u16,
     clock: Option<Clock>,
     operations: Vec<KernelEvent>,
+    device_ns: Option<i64>,
     tapped: TappedRows,
 }
 
@@ -50,7 +51,16 @@ impl TappedRows {
 impl RouteTap {
     /// A tap for `k` experts per row that collects when `on`, with gate weights when `weights`.
     pub fn new(k: usize, on: bool, weights: bool) -> Self {
-        Self { routes: StepRoutes::new(k), on, weights, draft: 0, clock: None, operations: Vec::new(), tapped: TappedRows::default() }
+        Self {
+            routes: StepRoutes::new(k),
+            on,
+            weights,
+            draft: 0,
+            clock: None,
+            operations: Vec::new(),
+            device_ns: None,
+            tapped: TappedRows::default(),
+        }
     }
 
     /// The tap, keeping the outputs of the target's `layers`, whose rows have `hidden` numbers.
@@ -94,6 +104,11 @@ impl RouteTap {
         std::mem::replace(&mut self.operations, Vec::with_capacity(room))
     }
 
+    /// Hands over the device's time of the step; `None` when no device has told one.
+    pub fn take_device_time(&mut self) -> Option<i64> {
+        self.device_ns.take()
+    }
+
     /// Hands over what was collected and starts anew.
     pub fn take(&mut self) -> StepRoutes {
         let k = self.routes.k;
@@ -123,6 +138,10 @@ impl ForwardTap for RouteTap {
         if module == Module::Target {
             self.tapped.put(layer, rows);
         }
+    }
+
+    fn device_time(&mut self, ns: i64) {
+        self.device_ns = Some(ns);
     }
 
     fn kernel(&mut self, kernel: KernelEvent) {

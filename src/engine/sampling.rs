@@ -13,7 +13,8 @@ use std::cmp::Ordering;
 pub struct Sampling {
     /// Divides the logits; 0 = greedy.
     pub temperature: f64,
-    /// Smallest set of most likely tokens with at least this mass is kept; 1 = off.
+    /// Smallest set of most likely tokens with at least this mass is kept; 1 = off. Masses are counted in whole units of 2^-40 of the
+    /// largest, so that every engine ends the set at the same token whatever the order in which it adds.
     pub top_p: f64,
     /// Most likely tokens kept; 0 = off, 1 = greedy.
     pub top_k: u32,
@@ -137,6 +138,11 @@ impl Sampler {
         self.sampling.is_greedy()
     }
 
+    /// Its rules.
+    pub fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
     /// The next uniform number in `[0, 1)`, 53 bits.
     pub fn uniform(&mut self) -> f64 {
         (self.rng.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
@@ -176,7 +182,8 @@ impl Sampler {
             mass = order.iter().map(|&i| probs[i as usize]).sum();
         }
         if self.sampling.top_p < 1.0 {
-            nucleus(probs, order, self.sampling.top_p * mass);
+            let all: u64 = order.iter().map(|&i| units(probs[i as usize])).sum();
+            nucleus(probs, order, ((self.sampling.top_p * all as f64) as u64).max(1));
             mass = order.iter().map(|&i| probs[i as usize]).sum();
         }
         // Kept tokens are marked by a negative value first: no second buffer of the vocabulary's size.
@@ -203,16 +210,21 @@ fn by_mass(probs: &[f64], a: u32, b: u32) -> Ordering {
     probs[b as usize].total_cmp(&probs[a as usize]).then(a.cmp(&b))
 }
 
-/// Cuts `order` to the smallest set of most likely tokens with a mass of at least `wanted`.
+/// A mass in units of 2^-40 of the largest, which is 1; a vocabulary's sum fits.
+fn units(mass: f64) -> u64 {
+    (mass * (1u64 << 40) as f64) as u64
+}
+
+/// Cuts `order` to the smallest set of most likely tokens with a mass of at least `wanted` units.
 ///
 /// Selects growing heads rather than sorting the vocabulary: a nucleus is a few dozen tokens as a rule.
-fn nucleus(probs: &[f64], order: &mut Vec<u32>, wanted: f64) {
+fn nucleus(probs: &[f64], order: &mut Vec<u32>, wanted: u64) {
     let mut head = 64.min(order.len());
     loop {
         if head < order.len() {
             order.select_nth_unstable_by(head - 1, |&a, &b| by_mass(probs, a, b));
         }
-        let mass: f64 = order[..head].iter().map(|&i| probs[i as usize]).sum();
+        let mass: u64 = order[..head].iter().map(|&i| units(probs[i as usize])).sum();
         if mass >= wanted || head == order.len() {
             break;
         }
@@ -220,9 +232,9 @@ fn nucleus(probs: &[f64], order: &mut Vec<u32>, wanted: f64) {
     }
     order.truncate(head);
     order.sort_unstable_by(|&a, &b| by_mass(probs, a, b));
-    let mut mass = 0.0;
+    let mut mass = 0;
     let kept = order.iter().position(|&i| {
-        mass += probs[i as usize];
+        mass += units(probs[i as usize]);
         mass >= wanted
     });
     order.truncate(kept.map_or(order.len(), |i| i + 1));
@@ -305,6 +317,9 @@ mod tests {
         assert!(close(&distribution(two, &[1.0; 5]), &[0.5, 0.5, 0.0, 0.0, 0.0]));
         let half = Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::GREEDY };
         assert!(close(&distribution(half, &[1.0; 4]), &[0.5, 0.5, 0.0, 0.0]));
+        // 0.55 * 100 is 55.00000000000001 in doubles: the set ends where whole units end it.
+        let most = Sampling { temperature: 1.0, top_p: 0.55, ..Sampling::GREEDY };
+        assert_eq!(distribution(most, &[2.0; 100]).iter().filter(|p| **p > 0.0).count(), 55);
     }
 
     #[test]

@@ -18,10 +18,10 @@
 use super::clock::Clock;
 use super::drafter::{Drafter, Drafts};
 use super::route_tap::RouteTap;
-use super::sampling::{Sampler, Sampling, argmax};
+use super::sampling::{Sampler, Sampling};
 use super::session::LogitRows;
 use super::target::Target;
-use super::verify::{self, Verdict};
+use super::window::Parties;
 use super::{EngineError, ModelConfig};
 use crate::trace::probe::NoProbe;
 use crate::trace::{Component, FinishReason, Module, Phase, Probe, StepEvent, TraceError};
@@ -143,8 +143,7 @@ impl<'m> Speculator<'m> {
             timeline.baseline_done += usize::from(baseline);
             self.time_or_not(&mut timeline, probe);
             let step = self.step(&mut timeline, baseline)?;
-            self.session.settle(&mut timeline.tap)?;
-            timeline.hand_over(step, probe)?;
+            self.hand_over(&mut timeline, step, probe)?;
         }
         Ok(Generated {
             tokens: timeline.history.split_off(request.prompt.len()),
@@ -178,10 +177,16 @@ impl<'m> Speculator<'m> {
             let context_len = self.session.len();
             done += chunk.len();
             let last = done == prompt.len();
-            let pass = self.session.forward(chunk, if last { LogitRows::Last } else { LogitRows::None }, &mut timeline.tap)?;
+            let Timeline { sampler, tap, .. } = &mut *timeline;
+            let (pass, chosen) = match self.session.judge().filter(|_| last) {
+                Some(judge) => judge.prompt_end(chunk, sampler, tap).map(|(pass, token)| (pass, Some(token)))?,
+                None => (self.session.forward(chunk, if last { LogitRows::Last } else { LogitRows::None }, tap)?, None),
+            };
             let forwarded = self.clock.now_ns();
-            let Timeline { sampler, tap, .. } = timeline;
-            let first = last.then(|| tap.time(Module::Target, Component::Sampling, || sampler.pick(pass.logits)));
+            let first = match chosen {
+                None if last => Some(tap.time(Module::Target, Component::Sampling, || sampler.pick(pass.logits))),
+                chosen => chosen,
+            };
             let mut next_tokens = prompt[done + 1 - chunk.len()..(done + 1).min(prompt.len())].to_vec();
             next_tokens.extend(first);
             let sampled = self.clock.now_ns();
@@ -210,8 +215,18 @@ impl<'m> Speculator<'m> {
                 routes: timeline.tap.take(),
             };
             self.next_step += 1;
-            self.session.settle(&mut timeline.tap)?;
-            timeline.hand_over(step, probe)?;
+            self.hand_over(timeline, step, probe)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the probe a step, whose end has been stamped, and its operations.
+    fn hand_over(&mut self, timeline: &mut Timeline<'_>, step: StepEvent, probe: &mut dyn Probe) -> Result<(), SpeculateError> {
+        self.session.settle(&mut timeline.tap)?;
+        let (step_id, operations) = (step.step_id, timeline.tap.take_operations());
+        probe.step(StepEvent { device_ns: timeline.tap.take_device_time(), ..step })?;
+        if !operations.is_empty() {
+            probe.kernels(step_id, operations)?;
         }
         Ok(())
     }
@@ -230,42 +245,27 @@ impl<'m> Speculator<'m> {
         // 1. draft
         let room = self.config.max_position.saturating_sub(context_len + 1);
         let limit = if baseline { 0 } else { self.settings.draft_len.min(room) };
-        let drafts = match limit {
+        let mut drafts = match limit {
             0 => Drafts::default(),
             _ => self.drafter.propose(&timeline.history, limit, &mut timeline.sampler, &mut timeline.tap)?,
         };
         let drafted = self.clock.now_ns();
 
-        // 2. verify
+        // 2. verify, 3. accept and 4. commit
         let anchor = timeline.history[timeline.history.len() - 1];
-        let input_tokens: Vec<u32> = std::iter::once(anchor).chain(drafts.tokens.iter().copied()).collect();
-        let pass = self.session.forward(&input_tokens, LogitRows::All, &mut timeline.tap)?;
-        let forwarded = self.clock.now_ns();
-
-        // 3. accept
-        let (vocab, Timeline { sampler, tap, .. }) = (self.config.vocab, &mut *timeline);
-        let verdict = tap.time(Module::Target, Component::Sampling, || judge(&drafts, pass.logits, vocab, sampler));
-        let kept = verdict.accepted + 1;
-        let mut new_tokens = drafts.tokens[..verdict.accepted].to_vec();
-        new_tokens.push(verdict.next);
-
-        // 4. commit
-        let observing = self.clock.now_ns();
-        let tapped = kept * self.drafter.tapped_layers().len() * self.config.hidden;
-        self.drafter.observe_taps(&timeline.tap.tapped_rows()[..tapped])?;
-        self.drafter.observe(&new_tokens, &pass.hidden[..kept * self.config.hidden])?;
-        let observed = self.clock.now_ns();
-        self.session.commit(kept, &mut timeline.tap)?;
+        let mut parties = Parties { config: self.config, session: &mut *self.session, drafter: &mut *self.drafter, clock: self.clock };
+        let window = parties.window(anchor, &mut drafts, &mut timeline.sampler, &mut timeline.tap)?;
 
         // 5. emit
-        let emitted_tokens = timeline.emit(&new_tokens, &self.settings);
+        let emitted_tokens = timeline.emit(&window.new_tokens, &self.settings);
+        let input_tokens = std::iter::once(anchor).chain(drafts.tokens.iter().copied()).collect();
         let step_id = self.next_step;
         self.next_step += 1;
         Ok(StepEvent {
             step_id,
             request_id: timeline.request.request_id,
             phase: if drafts.tokens.is_empty() { Phase::Decode } else { Phase::Verify },
-            accepted: verdict.accepted as u16,
+            accepted: window.verdict.accepted as u16,
             context_len: context_len as u32,
             input_tokens,
             pass_id: None,
@@ -275,34 +275,15 @@ impl<'m> Speculator<'m> {
             draft_confidences: drafts.confidences.filter(|confidences| !confidences.is_empty()),
             host_begin_ns: begin,
             host_end_ns: self.clock.now_ns(),
-            draft_host_ns: drafted - begin + (observed - observing),
-            target_host_ns: forwarded - drafted,
+            draft_host_ns: drafted - begin + window.observing_ns,
+            target_host_ns: window.forwarded_ns - drafted,
             device_ns: None,
             routes: timeline.tap.take(),
         })
     }
 }
 
-/// Judges a window by the request's rule; `logits` is `[rows, vocab]`.
-fn judge(drafts: &Drafts, logits: &[f32], vocab: usize, sampler: &mut Sampler) -> Verdict {
-    if sampler.is_greedy() {
-        let best: Vec<u32> = logits.chunks_exact(vocab).map(argmax).collect();
-        return verify::greedy(&drafts.tokens, &best);
-    }
-    let uniforms: Vec<f64> = (0..=drafts.tokens.len()).map(|_| sampler.uniform()).collect();
-    verify::sampled(&drafts.tokens, &drafts.dists, &uniforms, |row, probs| {
-        sampler.distribution(&logits[row * vocab..][..vocab], probs);
-    })
-}
-
 impl Timeline<'_> {
-    /// Gives the probe a step and its operations.
-    fn hand_over(&mut self, step: StepEvent, probe: &mut dyn Probe) -> Result<(), TraceError> {
-        let (step_id, operations) = (step.step_id, self.tap.take_operations());
-        probe.step(step)?;
-        if operations.is_empty() { Ok(()) } else { probe.kernels(step_id, operations) }
-    }
-
     /// Adds tokens to the output until one ends the request; returns those that were added.
     fn emit(&mut self, tokens: &[u32], settings: &Settings) -> Vec<u32> {
         let mut emitted = Vec::with_capacity(tokens.len());

@@ -31,6 +31,11 @@ pub trait ForwardTap {
         let _ = kernel;
     }
 
+    /// A device has worked so long for the step, ns, by events of its own around each pass. Told when the step is over.
+    fn device_time(&mut self, ns: i64) {
+        let _ = ns;
+    }
+
     /// One routed layer's choice for the pass's rows. `ids` is `[rows, k]` in rank order;
     /// `weights` (normalised, scaled) has the same shape, or is empty when not wanted.
     fn routed(&mut self, module: Module, layer: usize, ids: &[u16], weights: &[f32]) {

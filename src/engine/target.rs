@@ -1,10 +1,13 @@
 //! What speculation asks of the two sides of a model, wherever they run.
 
+use super::drafter::Drafts;
 use super::dspark::{Corrected, Dspark, DsparkConfig};
 use super::laps::Laps;
 use super::mtp::Mtp;
+use super::sampling::Sampler;
 use super::session::{Forward, LogitRows, Session};
 use super::tap::ForwardTap;
+use super::verify::Verdict;
 use super::{EngineError, ModelConfig, ModelWeights, mtp};
 use crate::trace::{Component, Module};
 use std::borrow::Cow;
@@ -39,6 +42,11 @@ pub trait Target {
     /// When a device fails.
     fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError>;
 
+    /// The target as one that chooses tokens by itself; `None` where its logits are chosen by.
+    fn judge(&mut self) -> Option<&mut dyn Judge> {
+        None
+    }
+
     /// Tells the tap of what a profiler has seen of the step's kernels. Called when the step's end has been stamped: it may take its time.
     ///
     /// # Errors
@@ -47,6 +55,35 @@ pub trait Target {
         let _ = tap;
         Ok(())
     }
+}
+
+/// A target that chooses where its logits are, by the rules of [`super::verify`] and the sampler's own random numbers: the logits of what it
+/// judges go nowhere.
+pub trait Judge {
+    /// Whether it can judge a window with these drafts: by distributions that it has, or without any.
+    fn takes(&self, drafts: &Drafts) -> bool;
+
+    /// Runs the end of a prompt as [`Target::forward`] does, and chooses the token after it. The rows become pending; no logits come back.
+    ///
+    /// # Errors
+    /// As there, and for a sampler of other rules than the target was made for.
+    fn prompt_end(&mut self, tokens: &[u32], sampler: &mut Sampler, tap: &mut dyn ForwardTap) -> Result<(Forward<'_>, u32), EngineError>;
+
+    /// Runs `anchor` and the drafts after the committed rows, decides which drafts are kept and what follows them, and commits their rows
+    /// and the anchor's: no commit comes after. No row may be pending. Hidden rows stay where they are.
+    ///
+    /// # Errors
+    /// As above.
+    fn window(&mut self, anchor: u32, drafts: &Drafts, sampler: &mut Sampler, tap: &mut dyn ForwardTap) -> Result<Judged, EngineError>;
+}
+
+/// A window that was judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judged {
+    /// The drafts, which the host may not have known before.
+    pub drafts: Vec<u32>,
+    /// What became of them.
+    pub verdict: Verdict,
 }
 
 /// A target whose memory can be looked at. Each is `None` for a layer of the other kind.

@@ -2,8 +2,8 @@
 
 use super::nvml::Nvml;
 use super::{Plan, RecordError};
-use crate::engine::cuda::{CudaDspark, CudaMtp, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti};
-use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, MtpDrafter, NgramDrafter, NoDrafter};
+use crate::engine::cuda::{CudaDspark, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti};
+use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Routing, Session};
 use crate::trace::manifest::{DeviceInfo, GraphCounts, ProfilerFacts, Warning};
@@ -38,6 +38,8 @@ pub(super) struct Backend<'p> {
     pub drafter: Box<dyn Drafter + 'p>,
     /// The device, when it is not the CPU.
     device: Option<Rc<Device>>,
+    /// What was planned of its memory, before anything was loaded.
+    pub memory: Option<MemoryPlan>,
     /// Why CUPTI, which would have been used, is not.
     no_cupti: Option<String>,
 }
@@ -66,7 +68,7 @@ impl<'p> Backend<'p> {
         if plan.options.backend == BackendKind::Cpu {
             let drafter = plan.build_drafter()?;
             let session = Session::new(config, weights).routed_by(plan.routing_plan()?);
-            return Ok(Self { target: Box::new(session), drafter, device: None, no_cupti: None });
+            return Ok(Self { target: Box::new(session), drafter, device: None, memory: None, no_cupti: None });
         }
         if plan.options.routing != Routing::Model {
             return Err(
@@ -77,18 +79,19 @@ impl<'p> Backend<'p> {
         let (device, no_cupti) = open_device(cupti)?;
         let drafts = draft == DraftKind::Mtp;
         let tokens = longest(plan);
-        let mut memory = MemoryPlan::new(config, weights, tokens, drafts)?;
+        let sampling = plan.options.sampling;
+        let mut memory = MemoryPlan::new(config, weights, tokens, drafts)?.choosing(config, sampling, drafts);
         if let Some(drafter) = plan.drafter {
             memory = memory.with_drafter(drafter)?;
         }
         memory.check(device.free_bytes()?)?;
         let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
         let taps: Vec<TapPoint> = plan.drafter.iter().flat_map(|d| &d.config.taps).map(|layer| TapPoint::Layer(*layer)).collect();
-        let target = CudaSession::new(&device, config, &loaded, tokens, &taps)?;
+        let target = CudaSession::new(&device, config, &loaded, tokens, &taps)?.choosing(sampling, drafts)?;
         let drafter: Box<dyn Drafter> = match draft {
             DraftKind::Mtp => {
                 let module = CudaMtp::new(&device, config, &loaded, tokens)?.ok_or_else(no_mtp)?;
-                Box::new(MtpDrafter::new(Box::new(module), config.hidden))
+                Box::new(CudaMtpDrafter::new(module, &target, sampling)?)
             }
             DraftKind::Dspark => {
                 let checkpoint = plan.drafter.ok_or_else(no_mtp)?;
@@ -98,7 +101,7 @@ impl<'p> Backend<'p> {
             DraftKind::Ngram => Box::new(NgramDrafter),
             DraftKind::None => Box::new(NoDrafter),
         };
-        Ok(Self { target: Box::new(target), drafter, device: Some(device), no_cupti })
+        Ok(Self { target: Box::new(target), drafter, device: Some(device), memory: Some(memory), no_cupti })
     }
 
     /// What can be asked of the device when the run is over.

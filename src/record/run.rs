@@ -7,6 +7,7 @@ use super::overhead::TimingCost;
 use super::{Plan, RecordError};
 use crate::engine::Routing;
 use crate::engine::clock::Clock;
+use crate::engine::cuda::MemoryPlan;
 use crate::engine::drafter::DraftKind;
 use crate::engine::speculate::{Request, Speculator};
 use crate::trace::manifest::Warning;
@@ -62,6 +63,8 @@ pub struct Progress {
 /// A finished recording.
 #[derive(Debug)]
 pub struct Recording {
+    /// What was planned of a device's memory; `None` without a device.
+    pub memory: Option<MemoryPlan>,
     /// What was done.
     pub totals: Totals,
     /// The trace's last manifest; of a run that was stopped before its first step, which leaves no trace, the facts.
@@ -248,7 +251,7 @@ pub fn record(
     let mut facts = run_facts(plan, clock.started_ns());
     facts.instrumentation.unrecorded_token_hash = unrecorded;
     backend.describe(&mut facts, kernels);
-    let witness = backend.witness();
+    let (witness, memory) = (backend.witness(), backend.memory);
     let sensor = if telemetry { backend.sensor(&mut facts) } else { None };
     let has_sensor = sensor.is_some();
     // What the experts' times are compared with; without them it would only delay the start.
@@ -275,11 +278,11 @@ pub fn record(
             if totals.steps == 0 && totals.interrupted {
                 let manifest = writer.facts_mut().clone();
                 writer.abandon("interrupted".to_owned())?;
-                return Ok(Recording { totals, manifest });
+                return Ok(Recording { memory, totals, manifest });
             }
             let ending = if totals.interrupted { Ending::Incomplete("interrupted".to_owned()) } else { Ending::Complete };
             let manifest = writer.finish(ending)?;
-            Ok(Recording { totals, manifest })
+            Ok(Recording { memory, totals, manifest })
         }
         Err(error) => {
             // The run's own error is the one to tell; the writer's, if it failed as well, is the same or follows from it.

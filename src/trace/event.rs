@@ -145,11 +145,11 @@ pub struct StepEvent {
     pub host_begin_ns: i64,
     /// End of the step (commit included), same clock.
     pub host_end_ns: i64,
-    /// Host time of drafting within the step, ns.
+    /// Host time of drafting within the step, ns. Of drafts that a device chains without the host, the time of launching them.
     pub draft_host_ns: i64,
-    /// Host time of the target's forward pass within the step, ns.
+    /// Host time of the target's forward pass within the step, ns; with the wait for drafts that were only launched.
     pub target_host_ns: i64,
-    /// Device time of the step, ns; `None` where no device ran.
+    /// Device time of the step, drafting and commit included, ns; `None` where no device ran.
     pub device_ns: Option<i64>,
     /// The routers' choices in this step.
     pub routes: StepRoutes,

@@ -31,7 +31,9 @@ class Context:
     def append(self, base, keys, values):
         d, (_, kv_heads, dim, _) = self.device, self.shape
         self.heads(keys, 1, base, kv_heads, 1, self.keys)
-        d.copy_in(self.values + base * kv_heads * dim * 4, values)
+        at, b, width = d.put(values), d.put(np.array([base], np.int32)), kv_heads * dim
+        d.launch("block_values", (ceil(width, 256), len(values)), 256, [at, b, np.int32(width), self.values])
+        d.free(at, b)
 
     def attend(self, base, query, causal):
         d, (heads, kv_heads, dim, _) = self.device, self.shape

@@ -5,12 +5,12 @@ import numpy as np
 from checks import Failure, close, equal, in_every_order
 
 
-def argmax(device, logits):
+def argmax(device, logits, probabilities=True):
     rows, vocab = logits.shape
-    at, best = device.put(logits), device.put(np.zeros(rows, np.uint32))
-    device.launch("argmax", rows, 512, [at, np.int32(vocab), best, device.damage, np.int32(9)], 128)
-    got = device.get(best, rows, np.uint32)
-    device.free(at, best)
+    at, best, prob = device.put(logits), device.put(np.zeros(rows, np.uint32)), device.put(np.full(rows, -1, np.float32))
+    device.launch("argmax", rows, 512, [at, np.int32(vocab), best, prob if probabilities else 0, device.damage, np.int32(9)], 144)
+    got = [device.get(best, rows, np.uint32), device.get(prob, rows)]
+    device.free(at, best, prob)
     return got
 
 
@@ -18,7 +18,13 @@ def check_argmax(device, rng):
     for vocab in (5, 320, 2048, 5001):
         logits = np.round(rng.standard_normal((7, vocab)).astype(np.float32) * 4) / 4
         logits[3] = -5
-        equal(f"argmax of {vocab}", in_every_order(device, "argmax", lambda: [argmax(device, logits)])[0], logits.argmax(1))
+        best, prob = in_every_order(device, "argmax", lambda: argmax(device, logits))
+        equal(f"argmax of {vocab}", best, logits.argmax(1))
+        want = 1 / np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True)).sum(1)
+        close(f"probability of the argmax of {vocab}", prob, want, want, 1e-6)
+        best, prob = argmax(device, logits, probabilities=False)
+        equal(f"argmax of {vocab} alone", best, logits.argmax(1))
+        equal("probabilities that nobody wants", prob, np.full(7, -1, np.float32))
     equal("damage of finite logits", device.damaged(), 0)
     logits[0, 100] = np.nan
     argmax(device, logits)
@@ -27,14 +33,14 @@ def check_argmax(device, rng):
 
 def distribution(logits, temperature, top_k, top_p):
     """Sorted in full, as the rule says."""
-    p = np.exp((logits.astype(np.float64) - logits.max()) / np.float64(np.float32(temperature)))
+    p = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
     order = np.lexsort((np.arange(len(p)), -logits.astype(np.float64)))
     if 0 < top_k < len(p):
         order = order[:top_k]
-    mass = p[order].sum()
     if top_p < 1:
-        running = np.cumsum(p[order])
-        order = order[: np.searchsorted(running, top_p * mass * (1 - 1e-12)) + 1]
+        units = (p[order] * 2.0**40).astype(np.uint64)
+        wanted = max(int(top_p * float(int(units.sum()))), 1)
+        order = order[: np.searchsorted(np.cumsum(units), wanted) + 1]
     out = np.zeros_like(p)
     out[order] = p[order] / p[order].sum()
     return out
@@ -43,7 +49,8 @@ def distribution(logits, temperature, top_k, top_p):
 def sample(device, logits, temperature, top_k, top_p):
     rows, vocab = logits.shape
     at, probs = device.put(logits), device.put(np.zeros((rows, vocab)))
-    device.launch("sample", rows, 512, [at, np.int32(vocab), np.float32(temperature), np.int32(top_k), np.float64(top_p), probs], 256 * 16 + 160)
+    args = [at, np.int32(vocab), np.float64(temperature), np.int32(top_k), np.float64(top_p), probs, device.damage, np.int32(11)]
+    device.launch("sample", rows, 512, args, 256 * 16 + 160)
     got = device.get(probs, (rows, vocab), np.float64)
     device.free(at, probs)
     return got
@@ -54,13 +61,17 @@ def check_distribution(device, rng):
         logits = (rng.standard_normal((5, vocab)) * 3).astype(np.float32)
         logits[1] = np.round(logits[1])
         logits[2] = 1.5
-        for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.6, 20, 0.95), (1.0, 2, 1.0), (1.3, 0, 0.5), (0.3, 7, 0.8), (2.0, 1, 0.3), (1.0, 0, 1e-9), (0.05, 50, 0.999)):
+        for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.6, 20, 0.95), (1.0, 2, 1.0), (1.3, 0, 0.5), (0.3, 7, 0.8), (2.0, 1, 0.3), (1.0, 0, 1e-9), (0.05, 50, 0.999), (0.7, 0, 0.55)):
             got = in_every_order(device, "distribution", lambda: [sample(device, logits, temperature, top_k, top_p)])[0]
             for row in range(5):
                 want = distribution(logits[row], temperature, top_k, top_p)
                 what = f"distribution of {vocab}, T {temperature}, k {top_k}, p {top_p}, row {row}"
                 equal(f"{what}: kept", np.flatnonzero(got[row]), np.flatnonzero(want))
                 close(what, got[row], want, want, 1e-9)
+    equal("damage of finite logits", device.damaged(), 0)
+    logits[4, 5] = np.inf
+    sample(device, logits, 1.0, 0, 1.0)
+    equal("damage of a logit that is infinite", device.damaged(), 11)
 
 
 def inverse_cdf(p, u):
@@ -78,23 +89,25 @@ def check_draw(device, rng):
     for vocab in (1, 4, 300, 70001):
         p = rng.uniform(0, 1, vocab) * (rng.uniform(0, 1, vocab) < 0.3)
         for u in (0.0, 0.1, 0.5, 0.999, 1 - 2.0**-53):
-            at, uniform, token = device.put(p), device.put(np.array([u])), device.put(np.zeros(1, np.uint32))
-            device.launch("draw", 1, 256, [at, np.int32(vocab), uniform, token], 256 * 8 + 16)
+            at, uniform, token, prob = device.put(p), device.put(np.array([u])), device.put(np.zeros(1, np.uint32)), device.put(np.full(1, -1, np.float32))
+            device.launch("draw", 1, 256, [at, np.int32(vocab), uniform, token, prob], 256 * 8 + 16)
             got = int(device.get(token, 1, np.uint32)[0])
+            equal(f"probability of the draw of {vocab} at {u}", device.get(prob, 1)[0], np.float32(p[got]))
             if got != inverse_cdf(p, u):
                 running = np.cumsum(p) / max(p.sum(), 1e-300)
                 if not (p[got] > 0 and abs(running[got] - u) < 1e-12):
                     raise Failure(f"draw of {vocab} at {u}: {got}, not {inverse_cdf(p, u)}")
     for p, u, want in (([0.25, 0, 0.5, 0.25], 0.25, 2), ([0.25, 0, 0.5, 0.25], 0.0, 0), ([0, 0.2, 0], 0.99, 1), ([0, 0, 0], 0.5, 2)):
         at, uniform, token = device.put(np.array(p, np.float64)), device.put(np.array([u])), device.put(np.zeros(1, np.uint32))
-        device.launch("draw", 1, 256, [at, np.int32(len(p)), uniform, token], 256 * 8 + 16)
+        device.launch("draw", 1, 256, [at, np.int32(len(p)), uniform, token, 0], 256 * 8 + 16)
         equal(f"draw from {p} at {u}", device.get(token, 1, np.uint32)[0], want)
 
 
 def verdict_of(device, name, args, shared=0, block=32):
-    verdict = device.put(np.full(3, -1, np.int32))
+    verdict = device.put(np.full(3 + 16, -1, np.int32))
     device.launch(name, 1, block, [*args, verdict], shared)
-    return device.get(verdict, 3, np.int32).tolist(), verdict
+    got = device.get(verdict, 3 + 16, np.int32).tolist()
+    return got[:3], verdict, [v for v in got[3:] if v != -1]
 
 
 def check_acceptance(device, rng):
@@ -105,8 +118,8 @@ def check_acceptance(device, rng):
             if accepted < drafts:
                 window[accepted + 1] += 1
             w, b = device.put(window), device.put(best)
-            got, verdict = verdict_of(device, "accept_greedy", [w, b, np.int32(drafts)])
-            equal(f"greedy, {accepted} of {drafts}", got, [accepted, int(best[accepted]), accepted + 1])
+            got, verdict, told = verdict_of(device, "accept_greedy", [w, b, np.int32(drafts)])
+            equal(f"greedy, {accepted} of {drafts}", got + told, [accepted, int(best[accepted]), accepted + 1, *window])
             base = device.put(np.array([40], np.int32))
             device.launch("advance", 1, 32, [base, w, verdict])
             equal("position after", device.get(base, 1, np.int32)[0], 41 + accepted)
@@ -122,8 +135,8 @@ def check_acceptance(device, rng):
             want = sampled(p, q if drawn else None, window, uniforms)
             seen.add(want[0] == drafts)
             args = [device.put(window), device.put(p), device.put(q) if drawn and drafts else 0, device.put(uniforms), np.int32(drafts), np.int32(vocab)]
-            got, _ = verdict_of(device, "accept_sampled", args, 256 * 8 + 32, 256)
-            equal(f"sampled acceptance of {drafts} drafts of {vocab}", got, want)
+            got, _, told = verdict_of(device, "accept_sampled", args, 256 * 8 + 32, 256)
+            equal(f"sampled acceptance of {drafts} drafts of {vocab}", got + told, [*want, *window])
         equal("both ends were seen", seen, {True, False})
 
 

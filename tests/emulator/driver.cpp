@@ -1,7 +1,8 @@
 // A stand-in for the CUDA driver: the functions of libcuda that the project calls, over the emulator.
 //
 // It takes the same images as the real driver and looks for the kernel's name in them, but runs the sources that it was built
-// from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time.
+// from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time. EMU_COUNTS=FILE leaves
+// there, when the process ends, how often the host waited, what was copied to it, and the most memory that there was.
 #include "fibers.h"
 #include "hooks.h"
 #include "memory.h"
@@ -55,6 +56,7 @@ uint64_t nodes_made;
 // The stream that is being captured, of which there is one at a time here.
 Stream* capturing;
 std::map<uintptr_t, size_t> pinned;
+size_t pinned_now, most_pinned;
 int context_storage;
 void* current;
 const char* running = "no kernel";
@@ -123,8 +125,27 @@ emu_work copy_of(uint32_t kind, uint32_t copy_kind, size_t bytes) {
     return work;
 }
 
+// How often the host waited for the device, and copies to it by their bytes.
+uint64_t waits;
+std::map<size_t, uint64_t> brought;
+
+void write_counts() {
+    const char* path = std::getenv("EMU_COUNTS");
+    FILE* file = path ? std::fopen(path, "w") : nullptr;
+    if (!file) return;
+    std::fprintf(file, "{\"waits\": %llu, \"brought\": {", (unsigned long long)waits);
+    const char* comma = "";
+    for (auto [bytes, times] : brought) {
+        std::fprintf(file, "%s\"%zu\": %llu", comma, bytes, (unsigned long long)times);
+        comma = ", ";
+    }
+    std::fprintf(file, "}, \"device\": %zu, \"pinned\": %zu}\n", emu_most_used(), most_pinned);
+    std::fclose(file);
+}
+
 // Work without a stream waits for all that came before; there is one stream at a time in use here.
 int synchronise(void* stream) {
+    waits++;
     Stream& s = stream_of(stream);
     if (s.capture) {
         s.capture->spoiled = true;
@@ -167,7 +188,8 @@ std::vector<emu_kernel>& emu_kernels() {
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
-// EMU_INIT: `hang`, or the code that cuInit gives. EMU_DRIVER: the version. EMU_DEVICES: how many there are.
+// EMU_INIT: `hang`, or the code that cuInit gives. EMU_DRIVER: the version. EMU_DEVICES: how many there are. EMU_NAME: another name, for tests
+// of what is done with a device's times; only by its name is the emulator known.
 int knob(const char* name, int otherwise) {
     const char* v = std::getenv(name);
     return v ? std::atoi(v) : otherwise;
@@ -187,12 +209,17 @@ API cuInit(unsigned) {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, nullptr);
     sigaction(SIGBUS, &action, nullptr);
+    std::atexit(write_counts);
     return OK;
 }
 API cuDriverGetVersion(int* version) { *version = knob("EMU_DRIVER", 12080); return OK; }
 API cuDeviceGetCount(int* count) { *count = knob("EMU_DEVICES", 1); return OK; }
 API cuDeviceGet(int* device, int ordinal) { *device = 0; return ordinal == 0 ? OK : 101; }
-API cuDeviceGetName(char* name, int size, int) { std::snprintf(name, size, "specprof emulator"); return OK; }
+API cuDeviceGetName(char* name, int size, int) {
+    const char* other = std::getenv("EMU_NAME");
+    std::snprintf(name, size, "%s", other ? other : "specprof emulator");
+    return OK;
+}
 API cuDeviceGetUuid(char* uuid, int) { std::memset(uuid, 0xee, 16); return OK; }
 API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = emu_total(); return OK; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -274,6 +301,7 @@ API cuEventRecord(void* event, void* stream) {
     return OK;
 }
 API cuEventSynchronize(void*) {
+    waits++;
     if (spoils_capture()) return CAPTURE_UNSUPPORTED;
     drain(default_stream);
     return OK;
@@ -306,11 +334,16 @@ API cuMemHostAlloc(void** at, size_t size, unsigned) {
     if (!*at) return OUT_OF_MEMORY;
     std::memset(*at, 0xff, size);
     pinned[reinterpret_cast<uintptr_t>(*at)] = size;
+    pinned_now += size;
+    if (pinned_now > most_pinned) most_pinned = pinned_now;
     return OK;
 }
 API cuMemFreeHost(void* at) {
     drain(default_stream);
-    if (!pinned.erase(reinterpret_cast<uintptr_t>(at))) return INVALID_VALUE;
+    auto known = pinned.find(reinterpret_cast<uintptr_t>(at));
+    if (known == pinned.end()) return INVALID_VALUE;
+    pinned_now -= known->second;
+    pinned.erase(known);
     std::free(at);
     return OK;
 }
@@ -333,15 +366,17 @@ API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) 
 }
 API cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(from, size)) return INVALID_VALUE;
-    enqueue(stream, [=] { std::memcpy(to, from, size); }, copy_of(1, 2, size));
+    // Counted when it runs: a graph's copies run with every launch.
+    enqueue(stream, [=] { brought[size]++, std::memcpy(to, from, size); }, copy_of(1, 2, size));
     return OK;
 }
 API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(to, size) || !emu_inside(from, size)) return INVALID_VALUE;
-    enqueue(stream, [=] { std::memmove(to, from, size); });
+    enqueue(stream, [=] { std::memmove(to, from, size); }, copy_of(1, 8, size));
     return OK;
 }
 API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
+    waits++;
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(to, size)) return INVALID_VALUE;
@@ -349,6 +384,7 @@ API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
     return OK;
 }
 API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {
+    waits++, brought[size]++;
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(from, size)) return INVALID_VALUE;

@@ -13,11 +13,12 @@ struct Block {
     size_t mapped, size;
 };
 std::map<uintptr_t, Block> blocks;
-size_t used;
+size_t used, most;
 
 }  // namespace
 
 size_t emu_used() { return used; }
+size_t emu_most_used() { return most; }
 
 size_t emu_total() {
     // Small on request, so that a plan that does not fit can be tried.
@@ -35,6 +36,7 @@ void* emu_allocate(size_t size) {
     std::memset(at, 0xff, rounded);
     blocks[reinterpret_cast<uintptr_t>(at)] = {p, pages + PAGE, size};
     used += size;
+    if (used > most) most = used;
     return at;
 }
 

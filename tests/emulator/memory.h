@@ -12,4 +12,6 @@ bool emu_free(void* at);
 bool emu_inside(const void* at, size_t size);
 // Bytes that are allocated, and that there are.
 size_t emu_used();
+// The most that there ever was.
+size_t emu_most_used();
 size_t emu_total();

@@ -72,6 +72,22 @@ fn compare(name: &str, cpu: &Trace, cuda: &Trace) {
     }
 }
 
+/// Drafts' probabilities and confidences are known of the same steps, and nearly the same; gives how many were compared.
+fn close_drafts(name: &str, cpu: &Trace, cuda: &Trace) -> usize {
+    let (a, b) = (cpu.steps_with_details().unwrap(), cuda.steps_with_details().unwrap());
+    let mut compared = 0;
+    for i in 0..a.len() {
+        for (x, y) in [(&a.draft_probs[i], &b.draft_probs[i]), (&a.draft_confidences[i], &b.draft_confidences[i])] {
+            assert_eq!(x.as_ref().map(Vec::len), y.as_ref().map(Vec::len), "{name}: step {i}");
+            for (x, y) in x.iter().flatten().zip(y.iter().flatten()) {
+                assert!((x - y).abs() <= 1e-4, "{name}: step {i}: {x} {y}");
+                compared += 1;
+            }
+        }
+    }
+    compared
+}
+
 /// Every step has its launches, each with what it works for; what is routed has a plan and an expert product in each routed layer.
 fn every_launch_is_labelled(name: &str, trace: &Trace) {
     let (model, steps, kernels) = (&trace.manifest().model, trace.steps().unwrap(), trace.kernels().unwrap());
@@ -81,9 +97,9 @@ fn every_launch_is_labelled(name: &str, trace: &Trace) {
         for kernel in own.iter().filter(|k| !k.name.starts_with("cpu.")) {
             assert!(kernel.grid.is_some() && kernel.block.is_some() && kernel.shared_bytes.is_some(), "{name}: {kernel:?}");
             assert!(kernel.component != Component::Other, "{name}: {kernel:?}");
-            let inside = !matches!(kernel.component, Component::Embedding | Component::Head | Component::Commit);
+            let outside = matches!(kernel.component, Component::Embedding | Component::Head | Component::Sampling | Component::Commit);
             let last = kernel.component == Component::Norm && kernel.layer.is_none();
-            assert!(kernel.module == Module::Draft || last || kernel.layer.is_some() == inside, "{name}: {kernel:?}");
+            assert!(kernel.module == Module::Draft || last || kernel.layer.is_none() == outside, "{name}: {kernel:?}");
             seen.insert(kernel.name.to_string());
         }
         // Passes of 16 rows.
@@ -124,6 +140,8 @@ fn the_built_in_model_decodes_as_on_the_cpu_and_says_that_it_was_emulated() {
         assert_eq!((manifest.device.kind.as_str(), manifest.device.name.as_str()), ("cuda", "specprof emulator"));
         assert!(manifest.warnings.iter().any(|w| w.code == "kernels_timed_by_events"));
         every_launch_is_labelled(name, &cuda);
+        let drafted = close_drafts(name, &cpu, &cuda);
+        assert_eq!(drafted > 20, !more.contains(&"--draft"), "{name}: {drafted} drafts with probabilities");
         assert!(cuda.steps().unwrap().device_ns.iter().all(Option::is_none), "times of an emulated device");
         assert!(!cpu.manifest().emulated);
     }
@@ -160,6 +178,51 @@ fn passes_run_as_graphs_and_decode_as_on_the_cpu() {
             // Every shape is launched one by one once.
             assert!(graphs.captured >= 2 && graphs.launches >= steps, "{name}: {graphs:?}, {steps} steps");
             assert!(cpu.manifest().instrumentation.graphs.is_none());
+        }
+    }
+}
+
+/// Waits of the host, and copies to it by their bytes, of a recording of so many tokens; with the trace.
+fn counted(dir: &Path, tokens: &str, args: &[&str], lazy: &str) -> (u64, BTreeMap<u64, u64>, Trace) {
+    let counts = dir.join("counts.json");
+    let all = [&DEMO[..4], &["--max-new-tokens", tokens, "--ignore-eos", "--backend", "cuda", "--force", "--telemetry", "off"]].concat();
+    let all = [&all[..], &["--kernels", "off", "--router-probs", "--out", "run"], args].concat();
+    let (code, _, stderr) = record(dir, &all, &[("EMU_COUNTS", counts.to_str().unwrap()), ("EMU_LAZY", lazy)]);
+    assert_eq!(code, 0, "{args:?}: {stderr}");
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(counts).unwrap()).unwrap();
+    let brought = json["brought"].as_object().unwrap().iter();
+    let brought = brought.map(|(bytes, times)| (bytes.parse().unwrap(), times.as_u64().unwrap())).collect();
+    (json["waits"].as_u64().unwrap(), brought, Trace::open(&dir.join("run")).unwrap())
+}
+
+/// After the prompt the host waits once a step, whoever drafts, and is told choices and a verdict: no logits and no hidden rows.
+#[test]
+fn a_step_waits_once_and_no_logits_leave_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampled = ["--temperature", "0.8", "--top-k", "40", "--top-p", "0.9", "--seed", "5"];
+    for (name, args) in [
+        ("greedy", vec!["--baseline-steps", "4"]),
+        ("greedy, windows of 8", vec!["--draft-len", "7"]),
+        ("sampled", [&sampled[..], &["--baseline-steps", "4"]].concat()),
+        ("lookup", vec!["--draft", "ngram"]),
+        ("lookup, sampled", [&sampled[..], &["--draft", "ngram"]].concat()),
+        ("plain", vec!["--draft", "none"]),
+    ] {
+        for lazy in ["0", "1"] {
+            let (short_waits, short, short_trace) = counted(dir.path(), "12", &args, lazy);
+            let (long_waits, long, trace) = counted(dir.path(), "44", &args, lazy);
+            let steps = (trace.steps().unwrap().len() - short_trace.steps().unwrap().len()) as u64;
+            assert!(steps > 5 && long_waits - short_waits == steps, "{name}: {long_waits} - {short_waits} waits in {steps} steps");
+            let model = &trace.manifest().model;
+            let logits = |bytes: u64| bytes.is_multiple_of(u64::from(model.vocab_size.unwrap()) * 4) && bytes > 0;
+            assert!(!long.keys().any(|&bytes| logits(bytes)), "{name}: {long:?}");
+            let copies = |brought: &BTreeMap<u64, u64>| brought.values().sum::<u64>();
+            let chained = !args.contains(&"--draft");
+            let more = copies(&long) - copies(&short);
+            assert!(more >= steps && more <= steps * (1 + u64::from(chained)), "{name}: {more} copies in {steps} steps");
+            let hidden = |bytes: u64| bytes.is_multiple_of(u64::from(model.hidden_size.unwrap()) * 4) && bytes > 0;
+            let rows = |brought: &BTreeMap<u64, u64>| brought.iter().filter(|(bytes, _)| hidden(**bytes)).map(|(_, n)| n).sum::<u64>();
+            assert_eq!(rows(&long), rows(&short), "{name}: hidden rows after the prompt: {long:?}");
         }
     }
 }
@@ -272,25 +335,59 @@ fn dspark_drafts_as_on_the_cpu() {
         let name = format!("{set} {more:?}");
         compare(&name, &cpu, &cuda);
         every_launch_is_labelled(&name, &cuda);
-        let (a, b) = (cpu.steps_with_details().unwrap(), cuda.steps_with_details().unwrap());
-        let mut judged = 0;
-        for i in 0..a.len() {
-            for (x, y) in [(&a.draft_probs[i], &b.draft_probs[i]), (&a.draft_confidences[i], &b.draft_confidences[i])] {
-                assert_eq!(x.as_ref().map(Vec::len), y.as_ref().map(Vec::len), "{name}: step {i}");
-                for (x, y) in x.iter().flatten().zip(y.iter().flatten()) {
-                    assert!((x - y).abs() <= 1e-4, "{name}: step {i}: {x} {y}");
-                    judged += 1;
-                }
-            }
-        }
+        let judged = close_drafts(&name, &cpu, &cuda);
         assert!(judged > 20, "{name}: {judged}");
-        kept += a.accepted.iter().map(|n| usize::from(*n)).sum::<usize>();
+        kept += cpu.steps().unwrap().accepted.iter().map(|n| usize::from(*n)).sum::<usize>();
         let kernels = cuda.kernels().unwrap();
-        for kernel in ["block_heads", "block_attend", "block_merge", "experts_down_bf16"] {
+        for kernel in ["block_heads", "block_values", "block_attend", "block_merge", "experts_down_bf16"] {
             assert!(kernels.iter().any(|(_, k)| k.module == Module::Draft && k.name.starts_with(kernel)), "{name}: no {kernel}");
         }
     }
     assert!(kept > 20, "hardly a draft was kept: {kept}");
+}
+
+/// Contexts, blocks and looks at the Markov head as graphs: the same drafts, and by CUPTI the same labels as launch by launch.
+#[test]
+fn a_block_drafter_runs_as_graphs() {
+    let dir = tempfile::tempdir().unwrap();
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    // Contexts beyond one split of the cache, and a prompt of several passes.
+    let ids: Vec<u64> = (0..55).map(|i| (i * 37 + 5) % 290).collect();
+    let line = |n: u32| format!("{}\n", serde_json::json!({"token_ids": ids, "max_new_tokens": n}));
+    std::fs::write(dir.path().join("p.jsonl"), line(26) + &line(14)).unwrap();
+    let library = cupti();
+    for (set, target, more) in [
+        ("correlated", "spec", &[][..]),
+        ("correlated", "spec", &["--temperature", "0.9", "--top-p", "0.95", "--seed", "5"]),
+        ("x_causal", "nano", &["--draft-len", "2", "--baseline-steps", "3"]),
+    ] {
+        let [model, drafter] = [goldens.join(target), goldens.join("dspark").join(set)].map(|path| path.join("checkpoint"));
+        let args =
+            ["--model", model.to_str().unwrap(), "--draft", "dspark", "--draft-model", drafter.to_str().unwrap(), "--prompts", "p.jsonl"];
+        let args = [&args[..], &["--ignore-eos"], more].concat();
+        let name = format!("{set} {more:?}");
+        let (cpu, events) = both(dir.path(), &args, &[]);
+        compare(&name, &cpu, &events);
+        let expected = labels(&events);
+        for (kernels, lazy) in [("off", "0"), ("off", "1"), ("cupti", "0"), ("cupti", "1")] {
+            let with = [&args[..], &["--kernels", kernels]].concat();
+            let knobs = [("EMU_LAZY", lazy), ("SPECPROF_CUPTI", library.as_str())];
+            let all = [&with[..], &["--router-probs", "--force", "--telemetry", "off", "--backend", "cuda", "--out", "graphs"]].concat();
+            let (code, _, stderr) = record(dir.path(), &all, &knobs);
+            assert_eq!(code, 0, "{name}: {stderr}");
+            let cuda = Trace::open(&dir.path().join("graphs")).unwrap();
+            compare(&name, &cpu, &cuda);
+            assert!(close_drafts(&name, &cpu, &cuda) > 20, "{name}");
+            let (graphs, steps) = (cuda.manifest().instrumentation.graphs.unwrap(), cuda.steps().unwrap().len() as u64);
+            // A verify step has a context, a block, a look a draft and the target's pass.
+            assert!(graphs.launches > 3 * steps, "{name}: {graphs:?}, {steps} steps");
+            if kernels == "cupti" {
+                let mut found = labels(&cuda);
+                found.values_mut().for_each(|labels| labels.retain(|(.., name)| !name.starts_with("memcpy")));
+                assert_eq!(found, expected, "{name}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -317,6 +414,44 @@ fn a_drafter_that_does_not_fit_is_refused_with_the_numbers() {
     let stored = drafter.join("model.safetensors").metadata().unwrap().len() as f64 / 1e6;
     assert!((0.7..1.3).contains(&((more_weights - weights) / stored)), "{weights} {more_weights} {stored}");
     assert!(more_workspace > workspace && !dir.path().join("t").exists(), "{workspace} {more_workspace}");
+}
+
+/// What is printed of device and page-locked memory is what the run takes.
+#[test]
+fn the_printed_memory_plan_is_what_is_allocated() {
+    let dir = tempfile::tempdir().unwrap();
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let [spec, drafter] = [goldens.join("spec/checkpoint"), goldens.join("dspark/correlated/checkpoint")];
+    std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+    let of_spec = ["--model", spec.to_str().unwrap(), "--prompts", "p.jsonl", "--draft"];
+    for (name, args) in [
+        ("greedy", DEMO.to_vec()),
+        ("sampled", [&DEMO[..], &["--temperature", "0.8"]].concat()),
+        ("nobody drafts", [&DEMO[..], &["--draft", "none", "--temperature", "0.8"]].concat()),
+        ("block drafter", [&of_spec[..], &["dspark", "--draft-model", drafter.to_str().unwrap()]].concat()),
+    ] {
+        let counts = dir.path().join("counts.json");
+        let all = [&args[..], &["--backend", "cuda", "--force", "--telemetry", "off", "--kernels", "off", "--out", "run"]].concat();
+        let (code, _, stderr) = record(dir.path(), &all, &[("EMU_COUNTS", counts.to_str().unwrap())]);
+        assert_eq!(code, 0, "{name}: {stderr}");
+        let plan = stderr.lines().find_map(|line| line.strip_prefix("memory: ")).unwrap_or_else(|| panic!("{name}: {stderr}"));
+        let bytes = |text: &str| {
+            let (number, unit) = text.trim().split_once(' ').unwrap();
+            number.parse::<f64>().unwrap()
+                * match unit {
+                    "kB" => 1e3,
+                    "MB" => 1e6,
+                    other => panic!("{other}: {plan}"),
+                }
+        };
+        let (device, rest) = plan.split_once(" of device memory").unwrap();
+        let pinned = rest.split_once("; ").unwrap().1.split_once(" of page-locked").unwrap().0;
+        let taken: serde_json::Value = serde_json::from_slice(&std::fs::read(counts).unwrap()).unwrap();
+        for (what, planned, taken) in [("device", bytes(device), &taken["device"]), ("pinned", bytes(pinned), &taken["pinned"])] {
+            let taken = taken.as_f64().unwrap();
+            assert!((planned / taken - 1.0).abs() < 0.02, "{name}, {what}: {planned} planned, {taken} taken: {plan}");
+        }
+    }
 }
 
 #[test]
@@ -397,6 +532,45 @@ fn cupti_labels_every_kernel_of_every_graph() {
         let codes: Vec<_> = trace.manifest().warnings.iter().map(|w| w.code.as_str()).collect();
         assert!(!codes.contains(&"kernels_timed_by_events") && !codes.contains(&"cupti_records_lost"), "{name}: {codes:?}");
         assert!(trace.manifest().emulated && trace.manifest().instrumentation.overhead_share.is_none(), "{name}");
+    }
+}
+
+/// Two events around each pass give a step's device time, whatever times kernels. A stand-in under another name: its times are the host's, and
+/// only what must hold of any times is looked at.
+#[test]
+fn the_device_s_time_of_a_step_is_known_whatever_times_its_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = cupti();
+    for (kernels, cupti) in [("auto", "/nowhere/libcupti.so"), ("cupti", library.as_str()), ("off", "/nowhere/libcupti.so")] {
+        for draft in ["mtp", "ngram"] {
+            let args =
+                ["--backend", "cuda", "--kernels", kernels, "--draft", draft, "--baseline-steps", "6", "--telemetry", "off", "--force"];
+            let args = [&DEMO[..], &args, &["--prefill-chunk", "20", "--out", "named"]].concat();
+            let (code, _, stderr) = record(dir.path(), &args, &[("EMU_NAME", "a device under test"), ("SPECPROF_CUPTI", cupti)]);
+            assert_eq!(code, 0, "{stderr}");
+            let trace = Trace::open(&dir.path().join("named")).unwrap();
+            assert!(!trace.manifest().emulated && validate(&trace).unwrap().failed() == 0);
+            let (steps, operations) = (trace.steps().unwrap(), trace.kernels().unwrap());
+            for (i, id) in steps.step_id.iter().enumerate() {
+                let device = steps.device_ns[i].unwrap();
+                let whole = steps.host_end_ns[i] - steps.host_begin_ns[i];
+                assert!(device > 0 && device <= whole + 1000, "{kernels}, {draft}, step {id}: {device} ns on the device of {whole}");
+                if kernels == "auto" {
+                    let own = operations.iter().filter(|(step, k)| step == id && !k.name.starts_with("cpu."));
+                    let sum: i64 = own.map(|(_, k)| k.end_ns - k.begin_ns).sum();
+                    assert!(sum > 0 && sum <= device + 1000, "{draft}, step {id}: kernels of {sum} ns in {device}");
+                }
+            }
+            let mut command = Command::cargo_bin("specprof").unwrap();
+            let report = command.current_dir(dir.path()).args(["report", "named", "--format", "json"]).output().unwrap();
+            let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+            let apart = kernels != "off" || draft == "ngram";
+            assert_eq!(json["cost"]["source"], "device", "{kernels}, {draft}: {}", json["cost"]);
+            assert_eq!(json["cost"]["verify_ratio"].is_number(), apart, "{kernels}, {draft}: {}", json["cost"]);
+            assert!(json["cost"]["step_ratio"].is_number());
+            let warnings = json["warnings"].as_array().unwrap();
+            assert_eq!(warnings.iter().any(|w| w["code"] == "drafting_not_apart"), !apart, "{kernels}, {draft}");
+        }
     }
 }
 

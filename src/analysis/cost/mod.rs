@@ -84,6 +84,12 @@ fn source_of(manifest: &Manifest, timed: &Timed<'_>) -> Option<TimeSource> {
     timed.times.iter().any(|t| t.target_ns > 0).then_some(TimeSource::Host)
 }
 
+/// Whether drafting cannot be told from the target's pass: a device's time is that of a step, and there are no operations to say what of it was
+/// drafting by a module of the device.
+fn drafting_is_hidden(manifest: &Manifest, collected: &Collected, source: Option<TimeSource>) -> bool {
+    source == Some(TimeSource::Device) && !collected.has_operations && matches!(manifest.drafter.kind.as_str(), "mtp" | "dspark")
+}
+
 /// Whether a window's union is what its pass touched: all rows are known, and no other request's were in it.
 fn unions_fit(manifest: &Manifest) -> bool {
     manifest.window_completeness == WindowCompleteness::Full && !manifest.warnings.iter().any(|w| w.code == BATCHED_PASSES)
@@ -194,7 +200,8 @@ fn all_layers(collected: &Collected) -> LayerTime {
 fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>, options: &Options) -> StepCost {
     let matched = Matched::of(&collected.compared.buckets);
     let intervals = ratios::intervals(&collected.compared, options);
-    let verify_ratio = matched.and_then(|m| m.ratio(m.verify_ns, m.decode_ns));
+    let hidden = drafting_is_hidden(input.manifest, collected, source);
+    let verify_ratio = matched.and_then(|m| m.ratio(m.verify_ns, m.decode_ns)).filter(|_| !hidden);
     let step_ratio = matched.and_then(|m| m.ratio(m.verify_step_ns, m.decode_step_ns));
     let tokens_per_step = collected.compared.tokens_per_step().filter(|_| input.manifest.acceptance_known);
     let speedup = tokens_per_step.zip(step_ratio).map(|(tokens, ratio)| tokens / ratio);
@@ -216,7 +223,7 @@ fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: 
         speedup_ci95: known(speedup, intervals.speedup),
         tokens_per_step,
         all_rows: all_rows(collected, input.manifest.acceptance_known, options),
-        verify_us: collected.verify_mean_ns(|c| c.pass_ns).map(us),
+        verify_us: collected.verify_mean_ns(|c| c.pass_ns).map(us).filter(|_| !hidden),
         decode_us: matched.map(|m| m.decode_ns).or_else(|| collected.decode_mean_ns(|c| c.pass_ns)).map(us),
         verify_step_us: collected.verify_mean_ns(|c| c.step_ns).map(us),
         decode_step_us: matched.map(|m| m.decode_step_ns).or_else(|| collected.decode_mean_ns(|c| c.step_ns)).map(us),
@@ -291,6 +298,11 @@ fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: O
         Some(TimeSource::Device) | None => {}
     }
     let (verify, decode) = collected.compared.steps();
+    if verify > 0 && drafting_is_hidden(input.manifest, collected, source) {
+        let message = "the device's time of a step includes drafting, and no kernels were timed to tell how much: the verify ratio is unknown, \
+                       the step ratio is not; record with kernels";
+        warn("drafting_not_apart", message.into());
+    }
     if verify > 0 && decode == 0 {
         let message = "no plain decode step was recorded: the verify ratio is unknown; record with --baseline-steps, or give a trace of \
                        plain decoding with --baseline";

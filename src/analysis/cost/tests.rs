@@ -6,7 +6,7 @@ use crate::analysis::tests::memory::{Memory, Route};
 use crate::metric::cost::{ContextBucket, TimeSource};
 use crate::metric::report::Report;
 use crate::trace::manifest::{BATCHED_PASSES, Warning};
-use crate::trace::{Component, Module, Phase};
+use crate::trace::{Component, Kernels, Module, Phase};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeSet;
@@ -337,6 +337,17 @@ fn a_device_s_clock_is_used_where_it_was_recorded() {
     }
     let cost = trace.report().cost.unwrap();
     assert_eq!((cost.source, cost.verify_ratio), (Some(TimeSource::Device), Some(1.5)));
+    // Without operations nobody knows what of a step was drafting, unless nothing on the device drafts.
+    trace.kernels = Kernels::default();
+    for (kind, verify_ratio) in [("mtp", None), ("dspark", None), ("ngram", Some(1.85))] {
+        trace.manifest.drafter.kind = kind.into();
+        let report = trace.report();
+        assert_eq!(code(&report, "drafting_not_apart"), verify_ratio.is_none(), "{kind}");
+        let cost = report.cost.unwrap();
+        assert_eq!((cost.source, cost.verify_ratio), (Some(TimeSource::Device), verify_ratio), "{kind}");
+        assert_eq!((cost.verify_us.is_none(), cost.decode_us), (verify_ratio.is_none(), Some(20.0)), "{kind}");
+        assert!(cost.step_ratio.is_some(), "{kind}");
+    }
 }
 
 #[test]

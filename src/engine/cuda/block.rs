@@ -1,21 +1,24 @@
 //! A DSpark drafter on a device, as [`crate::engine::dspark::Dspark`]: context, blocks and corrected logits.
 //!
 //! The target's tapped rows come by way of the host, where rejected ones are dropped: a few rows of `taps * H` numbers a step.
-//! Drafts are drawn on the host, one after the other; each costs a look at the Markov head. Passes are launched one by one, not
-//! as a graph.
+//! Drafts are drawn on the host, one after the other; each costs a look at the Markov head. Contexts, blocks and looks run as graphs, each
+//! with one wait.
 
 use super::PASS_ROWS;
+use super::block_ops::{self, BlockShape};
 use super::block_space::BlockSpace;
 use super::block_weights::{DeviceBlockLayer, DeviceDspark};
 use super::device::Device;
-use super::ops::{self, BlockShape};
+use super::graph::Graphs;
+use super::ops;
+use super::site::Part;
 use super::weights::DeviceWeights;
-use super::workspace::Part;
 use crate::engine::dspark::{Corrected, DsparkCheckpoint, DsparkConfig, DsparkWeights, correct_row, known_token};
 use crate::engine::norm::all_finite;
 use crate::engine::target::BlockModule;
 use crate::engine::{EngineError, ForwardTap};
-use crate::trace::{Component, KernelEvent, Module};
+use crate::trace::{Component, Module};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -33,6 +36,21 @@ pub struct CudaDspark<'m> {
     room: usize,
     len: usize,
     rows: BlockRows,
+    graphs: RefCell<Graphs<Work>>,
+}
+
+/// What is launched together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Work {
+    /// So many tapped rows into the context.
+    Inject(usize),
+    /// A block, and logits from row `first` on of `drafts` rows.
+    Block {
+        splits: usize,
+        first: usize,
+        drafts: usize,
+    },
+    Markov,
 }
 
 /// What a block leaves on the host.
@@ -57,12 +75,12 @@ impl<'m> CudaDspark<'m> {
         tokens: usize,
     ) -> Result<Self, EngineError> {
         let config = &checkpoint.config;
-        if config.head_dim > ops::MAX_BLOCK_HEAD || config.block_size > PASS_ROWS {
+        if config.head_dim > block_ops::MAX_BLOCK_HEAD || config.block_size > PASS_ROWS {
             return Err(EngineError::Device(format!(
                 "CUDA: the DSpark drafter has heads of {} numbers and blocks of {} rows; the kernels take {} and {PASS_ROWS}; use --backend cpu",
                 config.head_dim,
                 config.block_size,
-                ops::MAX_BLOCK_HEAD
+                block_ops::MAX_BLOCK_HEAD
             )));
         }
         let room = tokens + config.block_size;
@@ -76,6 +94,7 @@ impl<'m> CudaDspark<'m> {
             room,
             len: 0,
             rows: BlockRows::default(),
+            graphs: RefCell::new(Graphs::new(device)),
         })
     }
 
@@ -83,12 +102,22 @@ impl<'m> CudaDspark<'m> {
         self.device.label(layer, component);
     }
 
-    fn start(&self, tap: &dyn ForwardTap) -> Result<(), EngineError> {
-        self.device.start(Module::Draft, tap.clock())
-    }
-
-    fn finish(&self) -> Result<Vec<KernelEvent>, EngineError> {
-        self.device.timer.borrow_mut().finish()
+    /// Does some work and waits for it, by its graph once there is one.
+    fn run(&self, work: Work, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
+        let d = &*self.device;
+        d.start(Module::Draft, tap.clock())?;
+        self.graphs.borrow_mut().run(work, || {
+            match work {
+                Work::Inject(rows) => self.launch_inject(rows)?,
+                Work::Block { splits, first, drafts } => self.launch_block(splits, first, drafts)?,
+                Work::Markov => self.launch_markov()?,
+            }
+            self.space.bring_damage()
+        })?;
+        d.end()?;
+        d.wait()?;
+        d.timer.borrow_mut().finish()?.into_iter().for_each(|kernel| tap.kernel(kernel));
+        self.space.check()
     }
 
     fn shape(&self, rows: usize) -> BlockShape {
@@ -100,7 +129,7 @@ impl<'m> CudaDspark<'m> {
             rows,
             causal: c.causal,
             turns: self.weights.turns.at(0),
-            base: self.space.base.at(0),
+            base: self.space.base(),
         }
     }
 
@@ -109,7 +138,7 @@ impl<'m> CudaDspark<'m> {
         let (d, s, width) = (&*self.device, &self.space, self.config.kv_width());
         let damage = s.damage(layer, Part::Attention);
         ops::dense(d, &w.k, x, rows, s.raw.at(0), width)?;
-        ops::block_heads(
+        block_ops::block_heads(
             d,
             self.shape(rows),
             self.config.kv_heads,
@@ -119,15 +148,16 @@ impl<'m> CudaDspark<'m> {
             s.keys(layer),
             damage,
         )?;
-        ops::dense(d, &w.v, x, rows, s.values(layer, self.len), width)
+        ops::dense(d, &w.v, x, rows, s.raw.at(0), width)?;
+        block_ops::block_values(d, self.shape(rows), s.raw.at(0), width, s.values(layer))
     }
 
-    /// Takes in up to [`PASS_ROWS`] tapped rows.
-    fn inject_part(&mut self, taps: &[f32], rows: usize) -> Result<(), EngineError> {
+    /// Puts up to [`PASS_ROWS`] tapped rows into the stream.
+    fn launch_inject(&self, rows: usize) -> Result<(), EngineError> {
         let (d, s, w, c) = (&*self.device, &self.space, &self.weights, self.config);
-        s.taps.write(0, taps)?;
-        s.base.write(0, &[self.len as u32])?;
         self.label(None, Component::Commit);
+        s.send()?;
+        s.send_taps(rows * c.taps.len() * c.hidden)?;
         ops::dense(d, &w.taps, s.taps.at(0), rows, s.residual.at(0), c.hidden)?;
         let damage = s.damage(0, Part::Input);
         ops::rmsnorm(d, s.residual.at(0), 0, w.taps_norm.at(0), c.rms_eps, (rows, c.hidden), s.normed.at(0), damage)?;
@@ -136,22 +166,18 @@ impl<'m> CudaDspark<'m> {
             // The rows as they are: the layer's input norm is for the block's rows only.
             self.append(number, layer, s.normed.at(0), rows)?;
         }
-        self.len += rows;
         Ok(())
     }
 
-    fn run_block(&mut self, anchor: u32, rows: &Range<usize>) -> Result<(), EngineError> {
+    /// Puts a block into the stream.
+    fn launch_block(&self, splits: usize, first: usize, drafts: usize) -> Result<(), EngineError> {
         let (d, s, w, c) = (&*self.device, &self.space, &self.weights, self.config);
         let size = (c.block_size, c.hidden);
-        let mut ids = vec![c.mask_token; c.block_size];
-        ids[0] = anchor;
-        s.tokens.write(0, &ids)?;
-        s.base.write(0, &[self.len as u32])?;
-        s.all.begin(c.block_size)?;
         let (residual, normed, branch) = (s.residual.at(0), s.normed.at(0), s.branch.at(0));
         let norm = |waiting, weight, out, damage| ops::rmsnorm(d, residual, waiting, weight, c.rms_eps, size, out, damage);
         self.label(None, Component::Embedding);
-        ops::embed(d, &self.target.embedding, s.tokens.at(0), c.block_size, residual, s.damage(0, Part::Embedding))?;
+        s.send()?;
+        ops::embed(d, &self.target.embedding, s.tokens(), c.block_size, residual, s.damage(0, Part::Embedding))?;
         for (number, layer) in w.layers.iter().enumerate() {
             self.label(Some(number), Component::Draft);
             // The branch of the layer before is added here.
@@ -160,36 +186,34 @@ impl<'m> CudaDspark<'m> {
             let (shape, damage) = (self.shape(c.block_size), s.damage(number, Part::Attention));
             ops::dense(d, &layer.q, normed, c.block_size, s.raw.at(0), c.query_width())?;
             let queries = s.queries.at(0);
-            ops::block_heads(d, shape, c.heads, (s.raw.at(0), layer.q_norm.at(0)), c.rms_eps, false, queries, damage)?;
-            let cache = (s.keys(number), s.values(number, 0));
-            ops::block_attend(d, shape, queries, cache, self.len + c.block_size, (s.parts.at(0), s.stats.at(0)), s.mixed.at(0))?;
+            block_ops::block_heads(d, shape, c.heads, (s.raw.at(0), layer.q_norm.at(0)), c.rms_eps, false, queries, damage)?;
+            let cache = (s.keys(number), s.values(number));
+            block_ops::block_attend(d, shape, queries, cache, splits, (s.parts.at(0), s.stats.at(0)), s.mixed.at(0))?;
             ops::dense(d, &layer.out, s.mixed.at(0), c.block_size, branch, c.hidden)?;
             norm(branch, layer.post_norm.at(0), normed, s.damage(number, Part::PostNorm))?;
             self.label(Some(number), Component::Dense);
             let mlp = ops::Mlp { gate: &layer.mlp.gate, up: &layer.mlp.up, down: &layer.mlp.down };
             let out = (s.mid.at(0), branch);
-            ops::experts(d, &mlp, s.all.plan(), (1, c.block_size), normed, 0.0, out, s.damage(number, Part::Mlp))?;
+            ops::experts(d, &mlp, s.plan(), (1, c.block_size), normed, 0.0, out, s.damage(number, Part::Mlp))?;
         }
         self.label(None, Component::Norm);
         norm(if w.layers.is_empty() { 0 } else { branch }, w.final_norm.at(0), s.output.at(0), s.damage(0, Part::Output))?;
         self.label(None, Component::Head);
-        ops::dense(d, &self.target.head, s.output.float(rows.start * c.hidden), rows.len(), s.logits.at(0), c.vocab)?;
-        s.check()
+        if drafts > 0 {
+            ops::dense(d, &self.target.head, s.output.float(first * c.hidden), drafts, s.logits.at(0), c.vocab)?;
+        }
+        s.bring_block(c, drafts)
     }
 
-    /// The Markov embedding of a token, and what it says of the next one.
-    fn markov(&mut self, previous: u32) -> Result<(), EngineError> {
+    /// Puts the Markov embedding of a token, and what it says of the next one, into the stream.
+    fn launch_markov(&self) -> Result<(), EngineError> {
         let (d, s, c) = (&*self.device, &self.space, self.config);
         let Some((of, next)) = &self.weights.markov else { return Ok(()) };
-        known_token(previous, c)?;
-        s.tokens.write(0, &[previous])?;
         self.label(None, Component::Head);
-        ops::embed(d, of, s.tokens.at(0), 1, s.embedded.at(0), s.damage(0, Part::Embedding))?;
+        s.send()?;
+        ops::embed(d, of, s.tokens(), 1, s.embedded.at(0), s.damage(0, Part::Embedding))?;
         ops::dense(d, next, s.embedded.at(0), 1, s.bias.at(0), c.vocab)?;
-        self.rows.embedded.resize(c.markov_rank, 0.0);
-        s.embedded.read(0, &mut self.rows.embedded)?;
-        self.rows.bias.resize(c.vocab, 0.0);
-        s.bias.read(0, &mut self.rows.bias)
+        s.bring_markov(c)
     }
 }
 
@@ -214,30 +238,27 @@ impl BlockModule for CudaDspark<'_> {
             return Err(EngineError::Request(format!("{rows} tokens after {before} exceed the drafter's context of {most}")));
         }
         for part in taps.chunks(PASS_ROWS * each) {
-            self.start(tap)?;
-            let done = self.inject_part(part, part.len() / each).and_then(|()| self.space.check());
-            let kernels = self.finish()?;
-            if let Err(error) = done {
+            let rows = part.len() / each;
+            self.space.begin(&[], self.len, rows)?;
+            self.space.begin_taps(part)?;
+            if let Err(error) = self.run(Work::Inject(rows), tap) {
                 self.len = before;
                 return Err(error);
             }
-            kernels.into_iter().for_each(|kernel| tap.kernel(kernel));
+            self.len += rows;
         }
         Ok(())
     }
 
     fn block(&mut self, anchor: u32, rows: Range<usize>, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
-        known_token(anchor, self.config)?;
-        self.start(tap)?;
-        let done = self.run_block(anchor, &rows);
-        let kernels = self.finish()?;
-        done?;
-        kernels.into_iter().for_each(|kernel| tap.kernel(kernel));
         let c = self.config;
-        self.rows.output.resize(c.block_size * c.hidden, 0.0);
-        self.space.output.read(0, &mut self.rows.output)?;
-        self.rows.logits.resize(rows.len() * c.vocab, 0.0);
-        self.space.logits.read(0, &mut self.rows.logits)?;
+        known_token(anchor, c)?;
+        let mut ids = vec![c.mask_token; c.block_size];
+        ids[0] = anchor;
+        self.space.begin(&ids, self.len, c.block_size)?;
+        let splits = self.space.splits(self.len + c.block_size);
+        self.run(Work::Block { splits, first: rows.start, drafts: rows.len() }, tap)?;
+        self.space.collect_block(c, rows.len(), (&mut self.rows.output, &mut self.rows.logits))?;
         match all_finite(&self.rows.logits) {
             true => Ok(()),
             false => Err(EngineError::NotFinite { what: "DSpark drafter, logits".to_owned() }),
@@ -245,11 +266,12 @@ impl BlockModule for CudaDspark<'_> {
     }
 
     fn correct(&mut self, draft: usize, logits_row: usize, previous: u32, tap: &mut dyn ForwardTap) -> Result<Corrected<'_>, EngineError> {
-        self.start(tap)?;
-        let done = self.markov(previous);
-        let kernels = self.finish()?;
-        done?;
-        kernels.into_iter().for_each(|kernel| tap.kernel(kernel));
+        if self.weights.markov.is_some() {
+            known_token(previous, self.config)?;
+            self.space.begin(&[previous], self.len, 1)?;
+            self.run(Work::Markov, tap)?;
+            self.space.collect_markov(self.config, (&mut self.rows.embedded, &mut self.rows.bias))?;
+        }
         let (c, r) = (self.config, &mut self.rows);
         let row = &r.output[(draft + c.first_row()) * c.hidden..][..c.hidden];
         let base = &r.logits[logits_row * c.vocab..][..c.vocab];

@@ -1,7 +1,8 @@
 //! A DSpark drafter's weights on the device, and the bytes that a drafter takes there.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::matrix::{self, DeviceMatrix};
 use super::ops::SPLIT;
 use super::weights::{DeviceGated, gated, half_turns};

@@ -1,8 +1,10 @@
-//! One CUDA device with the kernels loaded, its stream, and its memory. With `launch`, `timer`, `graph`, `pinned` and `symbols` the only
-//! file that calls the driver.
+//! One CUDA device with the kernels loaded, its stream, and its memory. With `buffer`, `launch`, `timer`, `spans`, `graph`,
+//! `pinned` and `symbols` the only file that calls the driver.
 
+pub(super) use super::buffer::{Buffer, Plain};
 use super::cupti::{CuptiFacts, Profiler};
 use super::graph::GraphUse;
+use super::spans::Spans;
 use super::timer::{Launched, Timer};
 use super::{images, symbols};
 use crate::engine::clock::Clock;
@@ -30,8 +32,12 @@ pub struct Device {
     /// Whether launches become nodes of a graph just now.
     pub(super) capturing: Cell<bool>,
     profiler: RefCell<Option<Profiler>>,
-    /// Times of the pass that is being launched.
+    /// Times of the launches of the passes that have not been finished.
     pub(super) timer: RefCell<Timer>,
+    /// Times of the passes of the step.
+    spans: RefCell<Spans>,
+    /// Whether everything in the stream has been waited for.
+    waited: Cell<bool>,
     name: String,
     uuid: Option<String>,
     units: Option<u32>,
@@ -162,6 +168,8 @@ impl Device {
             capturing: Cell::new(false),
             profiler: RefCell::new(profiler),
             timer: RefCell::new(Timer::new(stream)),
+            spans: RefCell::new(Spans::new(stream)),
+            waited: Cell::new(true),
             name,
             uuid: result::device::get_uuid(ordinal).ok().map(|uuid| uuid_text(uuid.bytes.map(|b| b as u8))),
             units: u32::try_from(units).ok(),
@@ -214,7 +222,9 @@ impl Device {
     pub(super) fn wait(&self) -> Result<(), EngineError> {
         // SAFETY: the stream lives as long as the device.
         let waited = unsafe { result::stream::synchronize(self.stream) };
-        waited.map_err(|e| failed("waiting for a pass (a kernel may have failed)", e))
+        waited.map_err(|e| failed("waiting for a pass (a kernel may have failed)", e))?;
+        self.waited.set(true);
+        Ok(())
     }
 
     /// Whether passes are to run as graphs: not where events between their kernels time them, nor after a refusal.
@@ -229,15 +239,36 @@ impl Device {
 
     /// Begins a pass or a commit of a module, timed when there is a clock.
     pub(super) fn start(&self, module: Module, clock: Option<Clock>) -> Result<(), EngineError> {
+        self.waited.set(false);
+        self.spans.borrow_mut().begin()?;
         let mut profiler = self.profiler.borrow_mut();
         let Some(profiler) = &mut *profiler else { return self.timer.borrow_mut().start(module, clock) };
         self.timer.borrow_mut().start(module, None)?;
         profiler.record(clock)
     }
 
+    /// Everything of what was [started](Self::start) last has been put into the stream.
+    pub(super) fn end(&self) -> Result<(), EngineError> {
+        self.spans.borrow_mut().end()
+    }
+
     /// What the next launches work for.
     pub(super) fn label(&self, layer: Option<usize>, component: Component) {
         self.timer.borrow_mut().label(layer, component);
+    }
+
+    /// Whose launches the next ones are, where no pass of it [starts](Self::start).
+    pub(super) fn of_module(&self, module: Module) {
+        self.timer.borrow_mut().of_module(module);
+    }
+
+    /// Lets the stream copy `bytes` bytes between places of device memory, which must be inside buffers and apart.
+    pub(super) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), EngineError> {
+        self.launch(Launched::copy("memcpy DtoD"), || {
+            // SAFETY: the caller has checked both ranges; buffers are freed when the stream has done its work only.
+            let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) };
+            copied.map_err(|e| failed("a copy on the device", e))
+        })
     }
 
     /// Does `launch`, which launches one kernel or copy.
@@ -271,13 +302,22 @@ impl Device {
         self.profiler.borrow().as_ref().map_or(0, Profiler::nodes)
     }
 
-    /// Tells a tap of the kernels that CUPTI has recorded since the step began; waits for them.
+    /// Ends a step: tells a tap the device's time of it, and of the kernels that CUPTI has recorded. Waits for what has not been waited for.
     pub(super) fn settle(&self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
+        // An emulated device's time is measured like any other and told to nobody.
+        if let Some(ns) = self.spans.borrow_mut().take(self.waited.get())?.filter(|_| !self.is_emulated()) {
+            tap.device_time(ns);
+        }
         let mut profiler = self.profiler.borrow_mut();
         let Some(profiler) = profiler.as_mut().filter(|p| p.is_recording()) else { return Ok(()) };
         self.wait()?;
         profiler.take()?.into_iter().for_each(|kernel| tap.kernel(kernel));
         Ok(())
+    }
+
+    /// Forgets the passes since the step before: what has no steps has no times.
+    pub(super) fn forget_times(&self) {
+        *self.spans.borrow_mut() = Spans::new(self.stream);
     }
 
     /// What CUPTI has recorded so far; `None` where it times nothing.
@@ -308,11 +348,7 @@ impl Device {
 
     /// Memory of `bytes` bytes, whose contents are undefined.
     pub(super) fn room(self: &Rc<Self>, bytes: usize) -> Result<Buffer, EngineError> {
-        // The driver refuses nothing at all.
-        let bytes = bytes.max(16);
-        // SAFETY: the result is freed once, by `Buffer`.
-        let at = unsafe { result::malloc_sync(bytes) }.map_err(|e| failed(&format!("{bytes} bytes of device memory"), e))?;
-        Ok(Buffer { device: Rc::clone(self), at, bytes })
+        Buffer::room(self, bytes)
     }
 
     /// Memory of `bytes` bytes, all 0.
@@ -335,86 +371,13 @@ impl Drop for Device {
         // Both belong to the context.
         *self.profiler.borrow_mut() = None;
         *self.timer.borrow_mut() = Timer::new(self.stream);
+        *self.spans.borrow_mut() = Spans::new(self.stream);
         // SAFETY: every buffer holds the device, so none is left; what fails here is gone with the process.
         unsafe {
             let _ = result::stream::destroy(self.stream);
             let _ = result::module::unload(self.module);
             let _ = result::primary_ctx::release(self.ordinal);
         }
-    }
-}
-
-/// Types that are their bytes.
-pub(super) trait Plain: Copy {}
-impl Plain for u8 {}
-impl Plain for u16 {}
-impl Plain for u32 {}
-impl Plain for i32 {}
-impl Plain for f32 {}
-impl Plain for f64 {}
-
-/// A piece of device memory, freed when it is dropped.
-#[derive(Debug)]
-pub(super) struct Buffer {
-    device: Rc<Device>,
-    at: sys::CUdeviceptr,
-    bytes: usize,
-}
-
-impl Buffer {
-    /// The address of byte `offset`.
-    pub fn at(&self, offset: usize) -> u64 {
-        debug_assert!(offset <= self.bytes);
-        self.at + offset as u64
-    }
-
-    /// The address of number `index` of a run of F32s.
-    pub fn float(&self, index: usize) -> u64 {
-        self.at(index * size_of::<f32>())
-    }
-
-    /// The address of byte `offset`, when `bytes` bytes from there on are inside.
-    pub fn inside(&self, offset: usize, bytes: usize) -> Result<u64, EngineError> {
-        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
-            return Err(EngineError::Device(format!("CUDA: a copy of {bytes} bytes at {offset} leaves its buffer of {}", self.bytes)));
-        }
-        Ok(self.at + offset as u64)
-    }
-
-    /// Copies `values` to byte `offset`.
-    pub fn write<T: Plain>(&self, offset: usize, values: &[T]) -> Result<(), EngineError> {
-        let to = self.inside(offset, size_of_val(values))?;
-        if values.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the range is inside this allocation, and the call returns when `values` has been read.
-        unsafe { result::memcpy_htod_sync(to, values) }.map_err(|e| failed("a copy to the device", e))
-    }
-
-    /// Copies from byte `offset`; waits for all work before.
-    pub fn read<T: Plain>(&self, offset: usize, values: &mut [T]) -> Result<(), EngineError> {
-        let from = self.inside(offset, size_of_val(values))?;
-        if values.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the range is inside this allocation; every bit pattern is a value of the plain types.
-        unsafe { result::memcpy_dtoh_sync(values, from) }
-            .map_err(|e| failed("a copy from the device (an earlier kernel may have failed)", e))
-    }
-
-    /// Makes it all 0.
-    pub fn clear(&self) -> Result<(), EngineError> {
-        let stream = result::stream::null();
-        // SAFETY: the range is this allocation.
-        unsafe { result::memset_d8_async(self.at, 0, self.bytes, stream) }.map_err(|e| failed("clearing device memory", e))
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let _ = &self.device;
-        // SAFETY: allocated by `Device::room`, and by nobody else freed. The driver waits for work that uses it.
-        let _ = unsafe { result::free_sync(self.at) };
     }
 }
 

@@ -13,6 +13,7 @@ pub(super) trait Parameter: Copy {}
 impl Parameter for u64 {}
 impl Parameter for i32 {}
 impl Parameter for f32 {}
+impl Parameter for f64 {}
 impl Parameter for RawMatrix {}
 impl Parameter for Strides {}
 impl Parameter for Plan {}
@@ -20,7 +21,7 @@ impl Parameter for KdaRows {}
 impl Parameter for Delta {}
 impl Parameter for Heads {}
 
-/// A launch that is being put together. Arguments must be those of the kernel, in its order: only `ops` makes launches.
+/// A launch that is being put together. Arguments must be those of the kernel, in its order: only `ops`, `block_ops` and `choice_ops` make launches.
 pub(super) struct Launch<'d> {
     device: &'d Device,
     name: &'static str,

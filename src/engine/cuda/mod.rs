@@ -1,16 +1,22 @@
 //! The CUDA engine: the same passes as the CPU engine's, by the kernels of `kernels/`.
 //!
 //! The driver is found when it is wanted; nothing of CUDA is needed to build or to run anything else. A pass goes to one stream, as a
-//! graph once its shape is known; logits, hidden rows and the routers' choices come back with one wait. When somebody wants times, kernels
-//! are timed by CUPTI, or by events, and then they are launched one by one. What is not here yet: choice and acceptance on the device.
+//! graph once its shape is known. Drafts are chained, and tokens chosen and accepted, on the device: a step waits once, for a verdict and
+//! the routers' choices. When somebody wants times, kernels are timed by CUPTI, or by events, and then they are launched one by one.
 //!
 //! **Nothing here has run on a GPU.** Tests run it on the emulator of `tests/emulator`, and a trace of the emulator says so.
 
 mod block;
+mod block_ops;
 mod block_space;
 mod block_weights;
+mod buffer;
+mod chain;
+mod choice_ops;
+mod choose;
 mod cupti;
 mod device;
+mod drafted;
 mod graph;
 mod images;
 mod launch;
@@ -20,22 +26,28 @@ mod ops;
 mod pass;
 mod pinned;
 mod plan;
+mod ring;
 mod session;
 mod sides;
+mod site;
+mod spans;
 mod state;
 mod symbols;
+mod taps;
 mod timer;
 mod weights;
 mod workspace;
 
 pub use block::CudaDspark;
+pub use chain::CudaMtpDrafter;
 pub use cupti::{CuptiFacts, is_of_cupti};
 pub use device::Device;
 pub use graph::GraphUse;
 pub use mtp::CudaMtp;
 pub use plan::MemoryPlan;
-pub use session::{CudaSession, TapPoint};
+pub use session::CudaSession;
 pub use sides::CudaSides;
+pub use taps::TapPoint;
 pub use weights::DeviceWeights;
 
 /// Most rows of one pass of the kernels; longer ones are cut. A window has at most 16.

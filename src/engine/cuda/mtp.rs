@@ -1,14 +1,18 @@
 //! The draft module on a device, with a cache of its own, as [`crate::engine::Mtp`].
 
 use super::PASS_ROWS;
+use super::chain::ChainShape;
 use super::device::Device;
+use super::drafted;
 use super::graph::Graphs;
 use super::ops;
 use super::pass::{LayerMemory, Pass};
+use super::ring::{Ending, Shape, Taken};
 use super::session::{HostRows, Wants};
+use super::site::{Part, Site};
 use super::state::MlaCaches;
 use super::weights::{DeviceAttention, DeviceWeights};
-use super::workspace::{Part, Shape, Site, Workspace};
+use super::workspace::Workspace;
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
 use crate::engine::target::DraftModule;
@@ -20,14 +24,38 @@ use std::rc::Rc;
 /// One timeline of the draft module.
 #[derive(Debug)]
 pub struct CudaMtp<'m> {
-    device: Rc<Device>,
-    config: &'m ModelConfig,
+    pub(super) device: Rc<Device>,
+    pub(super) config: &'m ModelConfig,
     weights: Rc<DeviceWeights>,
-    ws: Workspace,
+    pub(super) ws: Workspace,
     cache: MlaCaches,
-    len: usize,
+    pub(super) len: usize,
     out: HostRows,
-    graphs: RefCell<Graphs<Shape>>,
+    pub(super) graphs: RefCell<Graphs<Work>>,
+}
+
+/// What is launched together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Work {
+    Pass(Shape),
+    Chain(ChainShape),
+}
+
+/// Where a pass of the module finds and leaves things.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Link {
+    /// The token after each row.
+    pub tokens: u64,
+    /// `[rows, H]`; may be what the pass before has left.
+    pub hidden: u64,
+    pub rows: usize,
+    /// Its first position, 0 and its rows.
+    pub span: u64,
+    pub splits: usize,
+    /// Which of the ring's layers its choices go to.
+    pub ring: usize,
+    /// Last rows with logits.
+    pub wanted: usize,
 }
 
 impl<'m> CudaMtp<'m> {
@@ -45,7 +73,7 @@ impl<'m> CudaMtp<'m> {
             return Ok(None);
         }
         Ok(Some(Self {
-            ws: Workspace::new(device, config, 1, tokens)?,
+            ws: Workspace::new(device, config, drafted::MOST, tokens)?,
             cache: MlaCaches::new(device, config, 1, tokens)?,
             graphs: RefCell::new(Graphs::new(device)),
             device: Rc::clone(device),
@@ -56,13 +84,20 @@ impl<'m> CudaMtp<'m> {
         }))
     }
 
+    /// Rows that the cache has room for.
+    pub(super) fn room(&self) -> usize {
+        self.cache.tokens.min(self.config.max_position)
+    }
+
     fn pass(&mut self, tokens: &[u32], hidden: &[f32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
         let rows = tokens.len();
         self.ws.begin(tokens, self.len)?;
         self.ws.begin_hidden(hidden)?;
         self.device.start(Module::Draft, wants.clock)?;
-        let shape = Shape { rows, wanted, pending: 0, splits: self.ws.splits(self.len + rows), taken: wants.taken() };
-        self.graphs.borrow_mut().run(shape, || self.launch(shape))?;
+        let splits = self.ws.splits(self.len + rows);
+        let shape = Shape { rows, wanted, pending: 0, splits, taken: wants.taken(), ending: Ending::Logits };
+        self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        self.device.end()?;
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;
@@ -70,24 +105,57 @@ impl<'m> CudaMtp<'m> {
         Ok(())
     }
 
+    /// Appends rows whose hidden rows are on the device, and waits; nothing is told of them. Its launches are those of the pass that was
+    /// [started](Device::start) last.
+    pub(super) fn append(&mut self, tokens: &[u32], hidden: u64) -> Result<(), EngineError> {
+        let rows = tokens.len();
+        self.ws.begin(tokens, self.len)?;
+        self.ws.send()?;
+        let (tokens, span, splits) = (self.ws.tokens(), self.ws.span(), self.ws.splits(self.len + rows));
+        self.link(Link { tokens, hidden, rows, span, splits, ring: 0, wanted: 0 })?;
+        self.ws.bring_choices(Taken::Nothing, self.config)?;
+        self.device.wait()?;
+        self.ws.refuse_damage(self.config)?;
+        self.len += rows;
+        Ok(())
+    }
+
     /// Puts a pass into the stream.
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
-        let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, shape.rows);
-        let Some(module) = &w.mtp else { return Err(EngineError::Request("the model has no draft module".to_owned())) };
+        let (d, c, ws) = (&*self.device, self.config, &self.ws);
         d.label(None, Component::Embedding);
         ws.send()?;
-        ws.send_hidden(rows * c.hidden)?;
+        ws.send_hidden(shape.rows * c.hidden)?;
+        self.link(Link {
+            tokens: ws.tokens(),
+            hidden: ws.hidden.at(0),
+            rows: shape.rows,
+            span: ws.span(),
+            splits: shape.splits,
+            ring: 0,
+            wanted: shape.wanted,
+        })?;
+        d.label(None, Component::Head);
+        ws.bring(shape, c)?;
+        d.label(None, Component::Router);
+        ws.bring_choices(shape.taken, c)
+    }
+
+    /// The module over some rows, up to its logits.
+    pub(super) fn link(&self, link: Link) -> Result<(), EngineError> {
+        let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, link.rows);
+        let Some(module) = &w.mtp else { return Err(EngineError::Request("the model has no draft module".to_owned())) };
+        d.label(None, Component::Embedding);
         let damage = ws.damage(Site { layer: c.layers, part: Part::Embedding });
-        ops::embed(d, &w.embedding, ws.tokens(), rows, ws.normed.at(0), damage)?;
+        ops::embed(d, &w.embedding, link.tokens, rows, ws.normed.at(0), damage)?;
         let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
-        ops::mtp_join(d, (ws.normed.at(0), ws.hidden.at(0)), norms, c.rms_eps, (rows, c.hidden), ws.joined.at(0))?;
+        ops::mtp_join(d, (ws.normed.at(0), link.hidden), norms, c.rms_eps, (rows, c.hidden), ws.joined.at(0))?;
         ops::dense(d, &module.projection, ws.joined.at(0), rows, ws.residual.at(0), c.hidden)?;
-        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: shape.splits, pending: 0 };
+        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: link.splits, pending: 0, span: link.span };
         pass.attention(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false)?;
         // The module's experts are never clamped.
-        pass.feed_forward(c.layers, &module.layer, 0, Limits::default())?;
-        pass.output(module.final_norm.at(0), &w.head, shape.wanted)?;
-        pass.bring(shape)
+        pass.feed_forward(c.layers, &module.layer, link.ring, Limits::default())?;
+        pass.output(module.final_norm.at(0), &w.head, link.wanted)
     }
 }
 
@@ -114,7 +182,7 @@ impl DraftModule for CudaMtp<'_> {
                 hidden.len()
             )));
         }
-        let room = self.cache.tokens.min(self.config.max_position);
+        let room = self.room();
         if rows > room.saturating_sub(self.len) {
             return Err(EngineError::Request(format!("{rows} draft rows after {} exceed the context of {room}", self.len)));
         }

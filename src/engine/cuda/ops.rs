@@ -333,55 +333,6 @@ pub(super) fn mla_value(
     launch.arg(out).arg(damage.at).arg(damage.site).run()
 }
 
-/// Sizes of a block drafter's attention over a pass of `rows` rows, and where the angles' frequencies and the first position are.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct BlockShape {
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub dim: usize,
-    pub rows: usize,
-    /// Whether a row sees only the rows before it.
-    pub causal: bool,
-    pub turns: u64,
-    pub base: u64,
-}
-
-/// Largest head of `kernels/block_attend.cu`.
-pub(super) const MAX_BLOCK_HEAD: usize = 256;
-
-/// `heads` heads of each row, normed and rotated; with `into_cache` they go to the rows of `out` from the first position on.
-pub(super) fn block_heads(
-    d: &Device,
-    s: BlockShape,
-    heads: usize,
-    (raw, weight): (u64, u64),
-    eps: f32,
-    into_cache: bool,
-    out: u64,
-    damage: Damage,
-) -> Done {
-    let launch = Launch::new(d, "block_heads", [heads, s.rows, 1], 64).shared(8).arg(raw).arg(weight).arg(eps).arg(s.turns).arg(s.base);
-    launch.arg(i32::from(into_cache)).int(s.dim).arg(out).arg(damage.at).arg(damage.site).run()
-}
-
-/// `tokens` are those of the cache that the last row sees; `parts` and `stats` have room for their splits.
-pub(super) fn block_attend(
-    d: &Device,
-    s: BlockShape,
-    queries: u64,
-    (keys, values): (u64, u64),
-    tokens: usize,
-    (parts, stats): (u64, u64),
-    merged: u64,
-) -> Done {
-    let (splits, causal, scale) = (tokens.div_ceil(SPLIT), i32::from(s.causal), 1.0 / (s.dim as f32).sqrt());
-    let launch = Launch::new(d, "block_attend", [splits, s.heads.div_ceil(4), s.rows], 128).arg(queries).arg(keys).arg(values);
-    let launch = launch.arg(s.base).arg(causal).int(s.heads).int(s.kv_heads).int(s.dim).arg(scale);
-    launch.arg(parts).arg(stats).run()?;
-    let launch = Launch::new(d, "block_merge", [s.heads, s.rows, 1], 64).arg(parts).arg(stats).arg(s.base).arg(causal);
-    launch.int(s.dim).int(splits).arg(merged).run()
-}
-
 /// `count` numbers of rows whose branch waits to be added.
 pub(super) fn layer_output(d: &Device, residual: u64, branch: u64, count: usize, out: u64) -> Done {
     Launch::new(d, "layer_output", [count.div_ceil(256), 1, 1], 256).arg(residual).arg(branch).int(count).arg(out).run()

@@ -1,10 +1,13 @@
 //! The launches of one layer and of a pass's end, in the order of the CPU engine.
 
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
+use super::ring::Shape;
+use super::site::{Part, Site};
 use super::state::KdaStates;
 use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, DeviceMla, DeviceMlp};
-use super::workspace::{Part, Shape, Site, Workspace};
+use super::workspace::Workspace;
 use crate::engine::moe::Limits;
 use crate::engine::{EngineError, ModelConfig};
 use crate::trace::Component;
@@ -22,6 +25,8 @@ pub(super) struct Pass<'a> {
     pub splits: usize,
     /// Pending rows before this pass.
     pub pending: usize,
+    /// Where its first position is, and behind that 0 and the number of its rows.
+    pub span: u64,
 }
 
 /// What a layer remembers.
@@ -127,7 +132,7 @@ impl Pass<'_> {
         let (d, ws, c, rows) = (self.device, self.ws, self.config, self.rows);
         let int = |n: usize| n as i32;
         let heads = Heads { heads: int(c.heads), nope: int(c.qk_nope_head_dim), rope: int(c.qk_rope_head_dim), v: int(c.v_head_dim) };
-        let shape = MlaShape { heads, latent: c.kv_lora_rank, turns: self.turns, base: ws.base() };
+        let shape = MlaShape { heads, latent: c.kv_lora_rank, turns: self.turns, base: self.span };
         let (x, query, damage) = (ws.normed.at(0), ws.query.at(0), self.site(layer, Part::Attention));
         let [gate, mixed] = [0, 1].map(|i: usize| ws.wide[i].at(0));
         let outputs = c.heads * c.qk_head_dim();
@@ -180,15 +185,15 @@ impl Pass<'_> {
         let ws = self.ws;
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
         let out = (ws.mid.at(0), ws.branch.at(0));
-        ops::experts(self.device, &mlp, ws.one(), (1, self.rows), ws.normed.at(0), limit, out, self.site(layer, Part::Mlp))
+        ops::experts(self.device, &mlp, ws.one(self.span), (1, self.rows), ws.normed.at(0), limit, out, self.site(layer, Part::Mlp))
     }
 
-    /// Brings the results to the host: logits and hidden rows, then the routers' choices.
+    /// Brings the results to the host: logits and hidden rows where they go there, then what was chosen.
     pub fn bring(&self, shape: Shape) -> Done {
         self.label(None, Component::Head);
         self.ws.bring(shape, self.config)?;
         self.label(None, Component::Router);
-        self.ws.bring_choices(shape, self.config)
+        self.ws.bring_choices(shape.taken, self.config)
     }
 
     /// The final norm over all rows and the head over the last `wanted` of them; logits begin at 0.

@@ -1,6 +1,7 @@
 //! Page-locked host memory: what copies run to and from while the host goes on.
 
-use super::device::{Buffer, Device, Plain, failed};
+use super::buffer::{Buffer, Plain};
+use super::device::{Device, failed};
 use super::timer::Launched;
 use crate::engine::EngineError;
 use cudarc::driver::result;

@@ -2,9 +2,10 @@
 
 use super::matrix::planned_bytes;
 use super::workspace;
-use super::{PASS_ROWS, block_weights};
+use super::{PASS_ROWS, block_space, block_weights, choose, drafted};
 use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::matrix::Matrix;
+use crate::engine::sampling::Sampling;
 use crate::engine::weights::{Attention, GatedMlp, LayerWeights, MlaQuery, Mlp, ModelWeights};
 use crate::engine::{EngineError, ModelConfig};
 use crate::metric::Unit;
@@ -21,6 +22,8 @@ pub struct MemoryPlan {
     pub states: usize,
     /// Rows of a pass, of the target and of the draft module.
     pub workspace: usize,
+    /// Page-locked memory of the host, which is none of the device's: what copies run to and from.
+    pub pinned: usize,
     /// Tokens that the caches have room for.
     pub tokens: usize,
 }
@@ -43,13 +46,23 @@ impl MemoryPlan {
         let kda = weights.layers.len() - mla;
         let cached = config.kv_lora_rank + config.qk_rope_head_dim;
         let sides = 1 + usize::from(draft);
+        let routed = weights.layers.iter().filter(|l| matches!(l.mlp, Mlp::Moe(_))).count();
         Ok(Self {
             weights: bytes,
             caches: (mla + usize::from(draft)) * tokens * cached * 4,
             states: kda * super::state::kda_floats(config) * 4,
             workspace: sides * workspace::planned_bytes(config, PASS_ROWS, tokens),
+            pinned: workspace::planned_pinned(config, routed) + if draft { workspace::planned_pinned(config, drafted::MOST) } else { 0 },
             tokens,
         })
+    }
+
+    /// The plan with a target that chooses by itself, `drafts`: among them the draft module's.
+    pub fn choosing(self, config: &ModelConfig, sampling: Sampling, drafts: bool) -> Self {
+        // A drafter's waiting rows, and its chain's inputs.
+        let (waiting, staged) = if drafts { (2 * PASS_ROWS * config.hidden * 4, drafted::BYTES) } else { (0, 0) };
+        let workspace = self.workspace + choose::planned_bytes(config, sampling, drafts) + waiting;
+        Self { workspace, pinned: self.pinned + staged, ..self }
     }
 
     /// The plan with an external drafter beside the target.
@@ -58,15 +71,18 @@ impl MemoryPlan {
     /// As [`MemoryPlan::new`].
     pub fn with_drafter(self, drafter: &DsparkCheckpoint) -> Result<Self, EngineError> {
         let own = block_weights::planned(&drafter.config, &drafter.weights, self.tokens)?;
+        // The target's tapped rows leave its passes.
+        let tapped = drafter.config.taps.len() * PASS_ROWS * drafter.config.hidden * 4;
         Ok(Self {
             weights: self.weights + own.weights,
             caches: self.caches + own.caches,
-            workspace: self.workspace + own.workspace,
+            workspace: self.workspace + own.workspace + tapped,
+            pinned: self.pinned + tapped + block_space::planned_pinned(&drafter.config),
             ..self
         })
     }
 
-    /// All of it.
+    /// All of the device's.
     pub fn total(&self) -> usize {
         self.weights + self.caches + self.states + self.workspace
     }
@@ -91,13 +107,14 @@ impl fmt::Display for MemoryPlan {
         let show = |bytes: usize| Unit::Bytes.show(bytes as f64);
         write!(
             f,
-            "{} of device memory (weights {}, caches of {} tokens {}, states {}, workspace {})",
+            "{} of device memory (weights {}, caches of {} tokens {}, states {}, workspace {}; {} of page-locked host memory beside it)",
             show(self.total()),
             show(self.weights),
             self.tokens,
             show(self.caches),
             show(self.states),
-            show(self.workspace)
+            show(self.workspace),
+            show(self.pinned)
         )
     }
 }

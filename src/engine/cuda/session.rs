@@ -1,17 +1,20 @@
-//! One timeline of the target on a device: passes, commits and exact rollback, as [`crate::engine::Session`].
+//! One timeline of the target on a device: passes, commits and exact rollback, as [`crate::engine::Session`]. Choosing is in `choose`.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::choose::Chooser;
+use super::device::Device;
 use super::graph::Graphs;
 use super::pass::{LayerMemory, Pass};
-use super::pinned::Pinned;
+use super::ring::{Ending, Shape, Taken};
+use super::site::{Part, Site};
 use super::state::{KdaStates, MlaCaches};
+use super::taps::{TapPoint, Taps};
 use super::weights::{DeviceAttention, DeviceMlp, DeviceWeights};
-use super::workspace::{Part, Shape, Site, Taken, Workspace};
+use super::workspace::Workspace;
 use crate::engine::clock::Clock;
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
-use crate::engine::target::{Inspected, Target};
+use crate::engine::target::{Inspected, Judge, Target};
 use crate::engine::{EngineError, ForwardTap, ModelConfig};
 use crate::trace::{Component, KernelEvent, Module};
 use std::borrow::Cow;
@@ -21,19 +24,21 @@ use std::rc::Rc;
 /// A timeline on a device.
 #[derive(Debug)]
 pub struct CudaSession<'m> {
-    device: Rc<Device>,
-    config: &'m ModelConfig,
+    pub(super) device: Rc<Device>,
+    pub(super) config: &'m ModelConfig,
     weights: Rc<DeviceWeights>,
-    ws: Workspace,
+    pub(super) ws: Workspace,
     kda: KdaStates,
     mla: MlaCaches,
-    committed: usize,
+    pub(super) committed: usize,
     /// Rows that wait for a commit, and how many rows before them the last pass has committed by itself.
-    pending: usize,
+    pub(super) pending: usize,
     ahead: usize,
-    out: HostRows,
+    pub(super) out: HostRows,
     taps: Option<Taps>,
     graphs: RefCell<Graphs<Work>>,
+    /// How it chooses by itself, if it does.
+    pub(super) chooser: Option<Chooser>,
 }
 
 /// What is launched together.
@@ -41,65 +46,6 @@ pub struct CudaSession<'m> {
 enum Work {
     Pass(Shape),
     Commit,
-}
-
-/// A place in a pass whose residual rows somebody wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TapPoint {
-    /// After a layer's attention.
-    Attention(usize),
-    /// After a layer.
-    Layer(usize),
-}
-
-/// Rows that leave a pass at some points.
-#[derive(Debug)]
-struct Taps {
-    points: Vec<TapPoint>,
-    /// `[points, PASS_ROWS, H]`
-    rows: Buffer,
-    /// The same on the host.
-    brought: Pinned,
-    /// Of the passes since the last [`Target::forward`] began, by point.
-    host: Vec<Vec<f32>>,
-}
-
-impl Taps {
-    fn new(device: &Rc<Device>, points: &[TapPoint], hidden: usize) -> Result<Option<Self>, EngineError> {
-        if points.is_empty() {
-            return Ok(None);
-        }
-        let bytes = points.len() * PASS_ROWS * hidden * 4;
-        let (rows, brought) = (device.room(bytes)?, Pinned::new(device, bytes)?);
-        Ok(Some(Self { points: points.to_vec(), rows, brought, host: vec![Vec::new(); points.len()] }))
-    }
-
-    /// Where the rows of a point go, if it is one of them.
-    fn place(&self, point: TapPoint, hidden: usize) -> Option<u64> {
-        Some(self.rows.float(self.points.iter().position(|p| *p == point)? * PASS_ROWS * hidden))
-    }
-
-    fn tell(&self, tap: &mut dyn ForwardTap) {
-        for (point, rows) in self.points.iter().zip(&self.host) {
-            match *point {
-                TapPoint::Attention(layer) => tap.after_attention(Module::Target, layer, rows),
-                TapPoint::Layer(layer) => tap.after_layer(Module::Target, layer, rows),
-            }
-        }
-    }
-
-    /// Lets the stream bring all of them.
-    fn bring(&self, hidden: usize) -> Result<(), EngineError> {
-        self.brought.receive(0, self.points.len() * PASS_ROWS * hidden * 4, &self.rows)
-    }
-
-    /// Appends the `numbers` numbers of each point of a pass that was waited for.
-    fn collect(&mut self, numbers: usize, hidden: usize) -> Result<(), EngineError> {
-        for (place, to) in self.host.iter_mut().enumerate() {
-            self.brought.append(place * PASS_ROWS * hidden * 4, numbers, to)?;
-        }
-        Ok(())
-    }
 }
 
 /// What a pass leaves on the host.
@@ -176,6 +122,7 @@ impl<'m> CudaSession<'m> {
             ahead: 0,
             out: HostRows::default(),
             taps: Taps::new(device, tapped, config.hidden)?,
+            chooser: None,
         })
     }
 
@@ -186,13 +133,16 @@ impl<'m> CudaSession<'m> {
         Some((kind, self.weights.layers[..layer].iter().filter(|l| is_kda(l) == kind).count()))
     }
 
-    /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits. The host waits once.
-    fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
+    /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits. The host waits once. Of a window that was drafted on the
+    /// device only the number of its `tokens` counts.
+    pub(super) fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants, ending: Ending) -> Result<(), EngineError> {
         let (rows, position) = (tokens.len(), self.committed + self.pending);
         self.ws.begin(tokens, position)?;
         self.device.start(Module::Target, wants.clock)?;
-        let shape = Shape { rows, wanted, pending: self.pending, splits: self.ws.splits(position + rows), taken: wants.taken() };
+        let splits = self.ws.splits(position + rows);
+        let shape = Shape { rows, wanted, pending: self.pending, splits, taken: wants.taken(), ending };
         self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        self.device.end()?;
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;
@@ -207,11 +157,11 @@ impl<'m> CudaSession<'m> {
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
         let (ws, w, hidden) = (&self.ws, &*self.weights, self.config.hidden);
         let Shape { rows, pending, splits, .. } = shape;
-        let pass = Pass { device: &self.device, config: self.config, ws, turns: w.turns.at(0), rows, splits, pending };
+        let pass = Pass { device: &self.device, config: self.config, ws, turns: w.turns.at(0), rows, splits, pending, span: ws.span() };
         pass.label(None, Component::Embedding);
         ws.send()?;
         let damage = ws.damage(Site { layer: 0, part: Part::Embedding });
-        super::ops::embed(&self.device, &w.embedding, ws.tokens(), rows, ws.residual.at(0), damage)?;
+        super::ops::embed(&self.device, &w.embedding, self.window_at(shape.ending), rows, ws.residual.at(0), damage)?;
         let (mut kda, mut mla, mut ring) = (0, 0, 0);
         for (number, layer) in w.layers.iter().enumerate() {
             let limit = |list: &[f32]| list.get(number).copied().unwrap_or(0.0);
@@ -238,11 +188,19 @@ impl<'m> CudaSession<'m> {
             }
         }
         pass.output(w.final_norm.at(0), &w.head, shape.wanted)?;
+        self.choose(shape)?;
         if let Some(taps) = &self.taps {
             pass.label(None, Component::Draft);
             taps.bring(hidden)?;
         }
-        pass.bring(shape)
+        pass.bring(shape)?;
+        match shape.ending {
+            Ending::Window { .. } if self.kda.layers > 0 => {
+                pass.label(None, Component::Commit);
+                self.kda.commit(&self.device, ws.verdict().1)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Commits the first `rows` pending rows on the device.
@@ -251,7 +209,8 @@ impl<'m> CudaSession<'m> {
             self.kda.begin_commit(rows)?;
             self.device.start(Module::Target, clock)?;
             self.device.label(None, Component::Commit);
-            self.graphs.borrow_mut().run(Work::Commit, || self.kda.commit(&self.device))?;
+            self.graphs.borrow_mut().run(Work::Commit, || self.kda.commit_said(&self.device))?;
+            self.device.end()?;
             self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         }
         self.committed += rows;
@@ -259,7 +218,7 @@ impl<'m> CudaSession<'m> {
         Ok(())
     }
 
-    fn forward_all(&mut self, tokens: &[u32], logits: LogitRows, wants: Wants) -> Result<(), EngineError> {
+    fn forward_all(&mut self, tokens: &[u32], logits: LogitRows, wants: Wants, ending: Ending) -> Result<(), EngineError> {
         let parts = tokens.len().div_ceil(PASS_ROWS);
         for (i, part) in tokens.chunks(PASS_ROWS).enumerate() {
             let last = i + 1 == parts;
@@ -268,7 +227,7 @@ impl<'m> CudaSession<'m> {
                 LogitRows::Last => usize::from(last),
                 LogitRows::None => 0,
             };
-            self.pass(part, wanted, wants)?;
+            self.pass(part, wanted, wants, if last { ending } else { Ending::Logits })?;
             if !last {
                 // Rows of a pass that is longer than a window are committed as they go; see `Target::forward`.
                 self.ahead += self.pending;
@@ -279,9 +238,72 @@ impl<'m> CudaSession<'m> {
     }
 }
 
+impl CudaSession<'_> {
+    /// Refuses tokens that are none, and more than there is room for.
+    pub(super) fn check(&self, tokens: &[u32], rows: usize) -> Result<(), EngineError> {
+        let (vocab, position) = (self.config.vocab, self.committed + self.pending);
+        if let Some(token) = tokens.iter().find(|t| usize::try_from(**t).is_ok_and(|t| t >= vocab)) {
+            return Err(EngineError::Request(format!("token id {token} is not below the vocabulary size {vocab}")));
+        }
+        let room = self.mla.tokens.min(self.config.max_position);
+        if rows > room.saturating_sub(position) {
+            return Err(EngineError::Request(format!("{rows} tokens after {position} exceed the context of {room}")));
+        }
+        if self.pending > 0 && self.pending + rows > PASS_ROWS {
+            let text = format!(
+                "{rows} rows after {} pending ones are more than {PASS_ROWS}, which is what a pass on the device has",
+                self.pending
+            );
+            return Err(EngineError::Request(text));
+        }
+        Ok(())
+    }
+
+    /// Forgets the results of the passes before.
+    pub(super) fn begin_results(&mut self) {
+        let routed = self.weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe(_))).count();
+        self.out.clear(routed);
+        self.taps.iter_mut().for_each(Taps::clear);
+    }
+
+    /// Tells a tap of the passes since then.
+    pub(super) fn tell(&mut self, tap: &mut dyn ForwardTap, wants: Wants) {
+        self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
+        if wants.routes {
+            let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_)));
+            for ((number, _), (ids, values)) in routed.zip(self.out.ids.iter().zip(&self.out.weights)) {
+                tap.routed(Module::Target, number, ids, values);
+            }
+        }
+        self.taps.iter().for_each(|taps| taps.tell(tap));
+    }
+
+    /// Runs tokens of any number, the last pass with an ending, and tells the tap.
+    pub(super) fn forward_to(
+        &mut self,
+        tokens: &[u32],
+        logits: LogitRows,
+        tap: &mut dyn ForwardTap,
+        ending: Ending,
+    ) -> Result<(), EngineError> {
+        self.check(tokens, tokens.len())?;
+        self.begin_results();
+        let wants = Wants::of(tap);
+        self.forward_all(tokens, logits, wants, ending)?;
+        self.tell(tap, wants);
+        Ok(())
+    }
+
+    /// What the last passes have left on the host.
+    pub(super) fn results(&self) -> Forward<'_> {
+        Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab: self.config.vocab, width: self.config.hidden }
+    }
+}
+
 impl Target for CudaSession<'_> {
     fn reset(&mut self) -> Result<(), EngineError> {
         (self.committed, self.pending, self.ahead) = (0, 0, 0);
+        self.device.forget_times();
         self.kda.clear()
     }
 
@@ -290,35 +312,8 @@ impl Target for CudaSession<'_> {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: LogitRows, tap: &mut dyn ForwardTap) -> Result<Forward<'_>, EngineError> {
-        let (vocab, position) = (self.config.vocab, self.committed + self.pending);
-        if let Some(token) = tokens.iter().find(|t| usize::try_from(**t).is_ok_and(|t| t >= vocab)) {
-            return Err(EngineError::Request(format!("token id {token} is not below the vocabulary size {vocab}")));
-        }
-        let room = self.mla.tokens.min(self.config.max_position);
-        if tokens.len() > room.saturating_sub(position) {
-            return Err(EngineError::Request(format!("{} tokens after {position} exceed the context of {room}", tokens.len())));
-        }
-        if self.pending > 0 && self.pending + tokens.len() > PASS_ROWS {
-            let text = format!(
-                "{} rows after {} pending ones are more than {PASS_ROWS}, which is what a pass on the device has",
-                tokens.len(),
-                self.pending
-            );
-            return Err(EngineError::Request(text));
-        }
-        let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i);
-        let routed: Vec<usize> = routed.collect();
-        self.out.clear(routed.len());
-        self.taps.iter_mut().flat_map(|taps| &mut taps.host).for_each(Vec::clear);
-        let wants = Wants::of(tap);
-        self.forward_all(tokens, logits, wants)?;
-        self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
-        let chosen = if wants.routes { &routed[..] } else { &[] };
-        for (number, (ids, values)) in chosen.iter().zip(self.out.ids.iter().zip(&self.out.weights)) {
-            tap.routed(Module::Target, *number, ids, values);
-        }
-        self.taps.iter().for_each(|taps| taps.tell(tap));
-        Ok(Forward { logits: &self.out.logits, hidden: &self.out.hidden, vocab, width: self.config.hidden })
+        self.forward_to(tokens, logits, tap, Ending::Logits)?;
+        Ok(self.results())
     }
 
     fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
@@ -327,6 +322,10 @@ impl Target for CudaSession<'_> {
         self.ahead = 0;
         self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         Ok(())
+    }
+
+    fn judge(&mut self) -> Option<&mut dyn Judge> {
+        if self.chooser.is_some() { Some(self) } else { None }
     }
 
     fn settle(&mut self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {

@@ -1,7 +1,7 @@
 //! A model on a device, as comparisons with reference numbers take it: every layer's rows leave its passes.
 
 use super::plan::MemoryPlan;
-use super::session::TapPoint;
+use super::taps::TapPoint;
 use super::{CudaMtp, CudaSession, Device, DeviceWeights};
 use crate::engine::target::{DraftModule, Inspected, Sides};
 use crate::engine::{EngineError, ModelConfig, ModelWeights};

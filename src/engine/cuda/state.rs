@@ -1,7 +1,8 @@
 //! What a timeline remembers on the device: recurrent states with the staged rows of a window, and latent caches.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::ops::{Delta, KdaRows, KdaShape};
 use super::pinned::Pinned;
 use crate::engine::{EngineError, ModelConfig};
@@ -122,13 +123,18 @@ impl KdaStates {
         self.staged_keep.put(0, &[keep as u32])
     }
 
-    /// Makes the kept rows part of the states of all layers.
-    pub fn commit(&self, device: &Device) -> Result<(), EngineError> {
+    /// Makes as many rows part of the states of all layers as [`KdaStates::begin_commit`] said.
+    pub fn commit_said(&self, device: &Device) -> Result<(), EngineError> {
         self.staged_keep.send(0, 4, &self.keep)?;
+        self.commit(device, self.keep.at(0))
+    }
+
+    /// Makes the kept rows part of the states of all layers; how many they are is read at `keep`.
+    pub fn commit(&self, device: &Device, keep: u64) -> Result<(), EngineError> {
         let (row_stride, beta_stride) = (PASS_ROWS * self.width(), PASS_ROWS * self.shape.heads);
         let state = (self.state.at(0), self.state_stride());
-        super::ops::kda_commit(device, self.shape, self.layers, state, self.delta(0), (row_stride, beta_stride), self.keep.at(0))?;
-        super::ops::kda_shift(device, self.shape, self.layers, (self.raw.at(0), self.raw_stride()), self.keep.at(0))
+        super::ops::kda_commit(device, self.shape, self.layers, state, self.delta(0), (row_stride, beta_stride), keep)?;
+        super::ops::kda_shift(device, self.shape, self.layers, (self.raw.at(0), self.raw_stride()), keep)
     }
 
     /// Forgets every token.

@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 use std::ffi::c_int;
 
 /// Every function of libcuda that is called, in the order of a run.
-pub(super) const USED: [&str; 39] = [
+pub(super) const USED: [&str; 40] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -39,6 +39,7 @@ pub(super) const USED: [&str; 39] = [
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
     "cuMemsetD8Async",
     "cuLaunchKernel",
     "cuEventCreate",

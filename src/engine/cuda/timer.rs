@@ -50,14 +50,22 @@ pub(super) struct Tagged {
     pub launched: Launched,
 }
 
-/// The events of one pass. Off unless a pass is to be timed: then nothing is recorded.
+/// What an event was recorded after.
+#[derive(Debug, Clone, Copy)]
+enum Mark {
+    /// What came before a pass: its first launch begins here.
+    Begin,
+    Launch(Tagged),
+}
+
+/// The events of the passes since the last [`Timer::finish`]. Off unless they are to be timed: then nothing is recorded.
 #[derive(Debug)]
 pub(super) struct Timer {
     /// When the first event was recorded, ns since the Unix epoch.
     since: Option<i64>,
     label: Label,
-    launches: Vec<Tagged>,
-    /// One more than there are launches; kept for the next pass.
+    marks: Vec<Mark>,
+    /// At least as many as there are marks; kept for the next passes.
     events: Vec<sys::CUevent>,
     /// The stream that the kernels run in.
     stream: sys::CUstream,
@@ -67,24 +75,30 @@ impl Timer {
     /// A timer of the kernels in `stream`.
     pub fn new(stream: sys::CUstream) -> Self {
         let label = Label { layer: None, component: Component::Other, module: Module::Target };
-        Self { since: None, label, launches: Vec::new(), events: Vec::new(), stream }
+        Self { since: None, label, marks: Vec::new(), events: Vec::new(), stream }
     }
 
-    /// Whether the pass is timed.
+    /// Whether passes are timed.
     pub fn is_on(&self) -> bool {
         self.since.is_some()
     }
 
-    /// Begins a pass of a module, timed when there is a clock.
+    /// Begins a pass of a module, timed when there is a clock; passes before it that were not finished stay.
     pub fn start(&mut self, module: Module, clock: Option<Clock>) -> Result<(), EngineError> {
-        self.launches.clear();
-        self.since = None;
         self.label.module = module;
-        if let Some(clock) = clock {
-            self.record(0)?;
-            self.since = Some(clock.now_ns());
-        }
+        let Some(clock) = clock else {
+            self.marks.clear();
+            self.since = None;
+            return Ok(());
+        };
+        self.mark(Mark::Begin)?;
+        self.since.get_or_insert_with(|| clock.now_ns());
         Ok(())
+    }
+
+    /// Whose launches the next ones are.
+    pub fn of_module(&mut self, module: Module) {
+        self.label.module = module;
     }
 
     /// What the next launches work for.
@@ -102,50 +116,67 @@ impl Timer {
         if self.since.is_none() || launched.grid.is_none() {
             return Ok(());
         }
-        self.launches.push(self.tag(launched));
-        self.record(self.launches.len())
+        self.mark(Mark::Launch(self.tag(launched)))
     }
 
-    fn record(&mut self, number: usize) -> Result<(), EngineError> {
+    fn mark(&mut self, mark: Mark) -> Result<(), EngineError> {
+        let number = self.marks.len();
         if self.events.len() <= number {
-            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| failed("no event", e))?;
-            self.events.push(event);
+            self.events.push(new_event()?);
         }
-        // SAFETY: the event was created above or before, and is destroyed with the timer only.
-        unsafe { result::event::record(self.events[number], self.stream) }.map_err(|e| failed("recording an event", e))
+        self.marks.push(mark);
+        record(self.events[number], self.stream)
     }
 
-    /// Ends a pass and gives its launches; waits for them. Empty when it was not timed.
+    /// Ends the passes and gives their launches; waits for them. Empty when they were not timed.
     pub fn finish(&mut self) -> Result<Vec<KernelEvent>, EngineError> {
-        let (Some(since), count) = (self.since.take(), self.launches.len()) else { return Ok(Vec::new()) };
-        // SAFETY: all of these events have been recorded in this pass.
-        unsafe { result::event::synchronize(self.events[count]) }.map_err(|e| failed("waiting for a pass", e))?;
+        let Some(since) = self.since.take() else { return Ok(Vec::new()) };
+        let Some(last) = self.marks.len().checked_sub(1) else { return Ok(Vec::new()) };
+        // SAFETY: all of these events have been recorded in these passes.
+        unsafe { result::event::synchronize(self.events[last]) }.map_err(|e| failed("waiting for a pass", e))?;
         let mut begin = since;
-        let mut kernels = Vec::with_capacity(count);
-        for (number, Tagged { label, launched }) in self.launches.drain(..).enumerate() {
-            // SAFETY: as above.
-            let elapsed = unsafe { result::event::elapsed(self.events[0], self.events[number + 1]) };
-            let ms = elapsed.map_err(|e| failed("the time of an event", e))?;
-            let end = since.saturating_add((f64::from(ms) * 1e6) as i64).max(begin);
-            kernels.push(KernelEvent {
-                layer: label.layer,
-                module: label.module,
-                component: label.shown(),
-                name: Cow::Borrowed(launched.name),
-                stream: Some(0),
-                begin_ns: begin,
-                end_ns: end,
-                correlation_id: None,
-                graph_node_id: None,
-                grid: launched.grid,
-                block: Some([launched.block, 1, 1]),
-                registers: launched.registers,
-                shared_bytes: Some(launched.shared_bytes),
-            });
+        let mut kernels = Vec::with_capacity(last);
+        for (number, mark) in self.marks.drain(..).enumerate() {
+            let end = since.saturating_add(elapsed_ns(self.events[0], self.events[number])?).max(begin);
+            if let Mark::Launch(Tagged { label, launched }) = mark {
+                kernels.push(KernelEvent {
+                    layer: label.layer,
+                    module: label.module,
+                    component: label.shown(),
+                    name: Cow::Borrowed(launched.name),
+                    stream: Some(0),
+                    begin_ns: begin,
+                    end_ns: end,
+                    correlation_id: None,
+                    graph_node_id: None,
+                    grid: launched.grid,
+                    block: Some([launched.block, 1, 1]),
+                    registers: launched.registers,
+                    shared_bytes: Some(launched.shared_bytes),
+                });
+            }
             begin = end;
         }
         Ok(kernels)
     }
+}
+
+/// An event that has a time.
+pub(super) fn new_event() -> Result<sys::CUevent, EngineError> {
+    result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| failed("no event", e))
+}
+
+/// Records an event of [`new_event`] in a stream.
+pub(super) fn record(event: sys::CUevent, stream: sys::CUstream) -> Result<(), EngineError> {
+    // SAFETY: the event was created and is destroyed by its owner only, with the stream's device.
+    unsafe { result::event::record(event, stream) }.map_err(|e| failed("recording an event", e))
+}
+
+/// ns between two events that have been recorded and waited for.
+pub(super) fn elapsed_ns(begin: sys::CUevent, end: sys::CUevent) -> Result<i64, EngineError> {
+    // SAFETY: as above.
+    let ms = unsafe { result::event::elapsed(begin, end) }.map_err(|e| failed("the time of an event", e))?;
+    Ok((f64::from(ms) * 1e6) as i64)
 }
 
 impl Drop for Timer {

@@ -1,17 +1,22 @@
 //! Device memory of a pass: rows between kernels, reused by every layer.
 
 use super::PASS_ROWS;
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::ops::{Damage, Plan, SPLIT};
 use super::pinned::Pinned;
+use super::ring::{Ring, Shape, Taken};
 use super::session::HostRows;
+use super::site::{Site, refuse_damage};
 use crate::engine::{EngineError, ModelConfig};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Rows of a pass of one side (target or draft module).
 #[derive(Debug)]
 pub(super) struct Workspace {
-    /// What the host says of a pass: [`PASS_ROWS`] tokens, the first position, and two numbers of the plan of all rows (0 and the rows).
+    /// What the host says of a pass: [`PASS_ROWS`] tokens, the first position, two numbers of the plan of all rows (0 and the rows), and
+    /// [`PASS_ROWS`] uniform numbers in doubles.
     inputs: Buffer,
     /// The same on the host, and behind it the draft module's hidden rows.
     staged: Pinned,
@@ -22,8 +27,11 @@ pub(super) struct Workspace {
     pub branch: Buffer,
     /// The draft module's joined input, `[rows, 2 H]`.
     pub joined: Buffer,
-    pub hidden: Buffer,
+    /// Rows after the final norm; the draft module reads the target's where they are.
+    pub hidden: Rc<Buffer>,
     pub logits: Buffer,
+    /// The argmax of each row.
+    pub best: Buffer,
     /// Gate, forget, read and mixed rows of attention, `[rows, widest]` each.
     pub wide: [Buffer; 4],
     pub beta: Buffer,
@@ -57,72 +65,19 @@ impl AllRows {
         Ok(Self([device.upload(&[1_i32])?, device.upload(&[0_i32])?, device.upload(&[0_i32, 0])?, device.upload(&identity)?]))
     }
 
-    /// Says how many rows the pass has; waits for the passes before.
-    pub fn begin(&self, rows: usize) -> Result<(), EngineError> {
-        self.0[2].write(4, &[rows as i32])
-    }
-
+    /// The plan, whose end the pass's own inputs must say.
     pub fn plan(&self) -> Plan {
         plan_of(&self.0)
     }
-}
-
-/// Where things are in the ring, in bytes: the damage note, then of every routed layer `[layers, PASS_ROWS, k]` ids (u16), then gate
-/// weights.
-#[derive(Debug, Clone, Copy)]
-struct Ring {
-    layers: usize,
-    /// Choices of one layer.
-    slots: usize,
-    weights: usize,
-    end: usize,
-}
-
-impl Ring {
-    const IDS: usize = 16;
-
-    fn new(layers: usize, slots: usize) -> Self {
-        let weights = Self::IDS + (layers * slots * 2).next_multiple_of(16);
-        Self { layers, slots, weights, end: weights + layers * slots * 4 }
-    }
-
-    /// Bytes from the beginning that hold what is wanted.
-    fn wanted(self, taken: Taken) -> usize {
-        match taken {
-            Taken::Nothing => Self::IDS,
-            Taken::Ids => self.weights,
-            Taken::IdsAndWeights => self.end,
-        }
-    }
-}
-
-/// What a pass's tap takes of the routers' choices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Taken {
-    Nothing,
-    Ids,
-    IdsAndWeights,
-}
-
-/// Everything but its inputs that a pass's launches depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
-    pub rows: usize,
-    /// Rows with logits.
-    pub wanted: usize,
-    /// Pending rows before it.
-    pub pending: usize,
-    /// Splits of the cache that are launched for.
-    pub splits: usize,
-    pub taken: Taken,
 }
 
 fn plan_of([count, expert, start, slot_row]: &[Buffer; 4]) -> Plan {
     Plan { count: count.at(0), expert: expert.at(0), start: start.at(0), slot_row: slot_row.at(0) }
 }
 
-/// Bytes of [`Workspace::inputs`].
-const INPUT_BYTES: usize = (PASS_ROWS + 4) * 4;
+/// Bytes of [`Workspace::inputs`], and where its uniform numbers begin.
+const INPUT_BYTES: usize = UNIFORMS + PASS_ROWS * 8;
+const UNIFORMS: usize = (PASS_ROWS + 4) * 4;
 
 /// Bytes of each buffer, in the order in which [`Workspace`] takes them.
 struct Sizes {
@@ -165,6 +120,12 @@ pub(super) fn planned_bytes(config: &ModelConfig, rows: usize, tokens: usize) ->
         + s.slots * (config.hidden * 4 + 24 + routed * 6)
 }
 
+/// Bytes of page-locked memory of a workspace with choices of `routed` layers.
+pub(super) fn planned_pinned(config: &ModelConfig, routed: usize) -> usize {
+    let row = PASS_ROWS * config.hidden * 4;
+    INPUT_BYTES + 2 * row + PASS_ROWS * config.vocab * 4 + Ring::new(routed, PASS_ROWS * config.experts_per_token).end
+}
+
 impl Workspace {
     /// Rows for passes of [`PASS_ROWS`] in timelines of up to `tokens` tokens, and choices of `routed` layers.
     pub fn new(device: &Rc<Device>, config: &ModelConfig, routed: usize, tokens: usize) -> Result<Self, EngineError> {
@@ -183,8 +144,9 @@ impl Workspace {
             normed: room(s.row)?,
             branch: room(s.row)?,
             joined: room(2 * s.row)?,
-            hidden: room(s.row)?,
+            hidden: Rc::new(room(s.row)?),
             logits: room(rows * config.vocab * 4)?,
+            best: ints(rows)?,
             wide: [wide()?, wide()?, wide()?, wide()?],
             beta: ints(rows * config.heads)?,
             low: [low()?, low()?],
@@ -212,6 +174,11 @@ impl Workspace {
         self.staged.put(PASS_ROWS * 4, &[position as u32, 0, tokens.len() as u32])
     }
 
+    /// Puts the numbers beside it that choices are drawn with.
+    pub fn begin_uniforms(&self, uniforms: &[f64]) -> Result<(), EngineError> {
+        self.staged.put(UNIFORMS, uniforms)
+    }
+
     /// Puts the draft module's hidden rows beside it.
     pub fn begin_hidden(&self, hidden: &[f32]) -> Result<(), EngineError> {
         self.staged.put(INPUT_BYTES, hidden)
@@ -227,17 +194,17 @@ impl Workspace {
         self.staged.send(INPUT_BYTES, numbers * 4, &self.hidden)
     }
 
-    /// Lets the stream bring a pass's hidden rows and logits to the host.
+    /// Lets the stream bring a pass's hidden rows and logits to the host, as its ending says.
     pub fn bring(&self, shape: Shape, config: &ModelConfig) -> Result<(), EngineError> {
         let [hidden, logits, _] = self.results_at(config);
-        self.results.receive(hidden, shape.rows * config.hidden * 4, &self.hidden)?;
-        self.results.receive(logits, shape.wanted * config.vocab * 4, &self.logits)
+        self.results.receive(hidden, shape.hidden_rows() * config.hidden * 4, &self.hidden)?;
+        self.results.receive(logits, shape.logit_rows() * config.vocab * 4, &self.logits)
     }
 
-    /// Lets the stream bring the damage note and the routers' choices, as far as they are taken, by one copy.
-    pub fn bring_choices(&self, shape: Shape, config: &ModelConfig) -> Result<(), EngineError> {
+    /// Lets the stream bring the damage note, what was chosen and the routers' choices, as far as they are taken, by one copy.
+    pub fn bring_choices(&self, taken: Taken, config: &ModelConfig) -> Result<(), EngineError> {
         let [_, _, ring] = self.results_at(config);
-        self.results.receive(ring, self.ring_at.wanted(shape.taken), &self.ring)
+        self.results.receive(ring, self.ring_at.wanted(taken), &self.ring)
     }
 
     /// Where hidden rows, logits and ring are in the results.
@@ -246,31 +213,66 @@ impl Workspace {
         [0, logits, logits + PASS_ROWS * config.vocab * 4]
     }
 
+    /// Fails with the first place at which a number of what was waited for was not finite.
+    pub fn refuse_damage(&self, config: &ModelConfig) -> Result<(), EngineError> {
+        let [_, _, ring] = self.results_at(config);
+        let mut damage = Vec::new();
+        self.results.append(ring, 1, &mut damage)?;
+        refuse_damage(damage[0], || self.ring.write(0, &[0_i32]), Site::describe)
+    }
+
     /// Appends the results of a pass that was waited for.
     ///
     /// # Errors
     /// With the first place at which a number of the pass was not finite.
     pub fn collect(&self, shape: Shape, config: &ModelConfig, out: &mut HostRows) -> Result<(), EngineError> {
-        let [hidden, logits, ring] = self.results_at(config);
-        let mut damage = Vec::new();
-        self.results.append(ring, 1, &mut damage)?;
-        refuse_damage(damage[0], || self.ring.write(0, &[0_i32]), Site::describe)?;
-        self.results.append(hidden, shape.rows * config.hidden, &mut out.hidden)?;
-        self.results.append(logits, shape.wanted * config.vocab, &mut out.logits)?;
-        let own = shape.rows * config.experts_per_token;
-        for layer in 0..self.ring_at.layers {
-            let first = layer * self.ring_at.slots;
-            if shape.taken != Taken::Nothing {
-                self.results.append(ring + Ring::IDS + first * 2, own, &mut out.ids[layer])?;
-            }
-            if shape.taken == Taken::IdsAndWeights {
-                self.results.append(ring + self.ring_at.weights + first * 4, own, &mut out.weights[layer])?;
-            }
+        let [hidden, logits, _] = self.results_at(config);
+        self.refuse_damage(config)?;
+        self.results.append(hidden, shape.hidden_rows() * config.hidden, &mut out.hidden)?;
+        self.results.append(logits, shape.logit_rows() * config.vocab, &mut out.logits)?;
+        for layer in 0..out.ids.len() {
+            self.collect_choices(shape.taken, layer, 0..shape.rows, config, (&mut out.ids[layer], &mut out.weights[layer]))?;
         }
         match out.logits.iter().all(|v| v.is_finite()) {
             true => Ok(()),
             false => Err(EngineError::NotFinite { what: "logits".to_owned() }),
         }
+    }
+
+    /// Appends the choices of some rows of routed layer number `layer` of a pass that was waited for, as far as they were taken.
+    pub fn collect_choices(
+        &self,
+        taken: Taken,
+        layer: usize,
+        rows: Range<usize>,
+        config: &ModelConfig,
+        (ids, weights): (&mut Vec<u16>, &mut Vec<f32>),
+    ) -> Result<(), EngineError> {
+        let ([_, _, ring], k) = (self.results_at(config), config.experts_per_token);
+        let (first, count) = (layer * self.ring_at.slots + rows.start * k, rows.len() * k);
+        if taken != Taken::Nothing {
+            self.results.append(ring + Ring::IDS + first * 2, count, ids)?;
+        }
+        if taken == Taken::IdsAndWeights {
+            self.results.append(ring + self.ring_at.weights + first * 4, count, weights)?;
+        }
+        Ok(())
+    }
+
+    /// Accepted drafts, the token after them, and the window's first `rows` tokens, of a pass that was waited for.
+    pub fn collect_verdict(&self, rows: usize, config: &ModelConfig) -> Result<(usize, u32, Vec<u32>), EngineError> {
+        let [_, _, ring] = self.results_at(config);
+        let (mut head, mut window) = (Vec::new(), Vec::new());
+        self.results.append(ring + Ring::VERDICT, 2, &mut head)?;
+        self.results.append(ring + Ring::VERDICT + 12, rows, &mut window)?;
+        // No more than there are, whatever a device may say.
+        Ok(((head[0] as usize).min(rows.saturating_sub(1)), head[1], window))
+    }
+
+    /// The probabilities of `drafts` drafts that were waited for.
+    pub fn collect_probs(&self, drafts: usize, config: &ModelConfig, probs: &mut Vec<f32>) -> Result<(), EngineError> {
+        let [_, _, ring] = self.results_at(config);
+        self.results.append(ring + Ring::PROBS, drafts, probs)
     }
 
     /// The splits that are launched for when `tokens` tokens are seen: few different numbers, so that graphs are few. Blocks beyond a
@@ -284,9 +286,24 @@ impl Workspace {
         self.inputs.at(0)
     }
 
-    /// The pass's first position.
-    pub fn base(&self) -> u64 {
+    /// The pass's first position, and behind it 0 and the number of its rows.
+    pub fn span(&self) -> u64 {
         self.inputs.at(PASS_ROWS * 4)
+    }
+
+    /// The numbers that choices are drawn with.
+    pub fn uniforms(&self) -> u64 {
+        self.inputs.at(UNIFORMS)
+    }
+
+    /// Where `kernels/accept.cu` leaves a verdict, and where it says how many rows are kept.
+    pub fn verdict(&self) -> (u64, u64) {
+        (self.ring.at(Ring::VERDICT), self.ring.at(Ring::VERDICT + 8))
+    }
+
+    /// Where the probability of draft `draft` of a chain goes.
+    pub fn prob(&self, draft: usize) -> u64 {
+        self.ring.at(Ring::PROBS + draft * 4)
     }
 
     /// Ids and gate weights of the choices of routed layer number `layer`.
@@ -300,98 +317,13 @@ impl Workspace {
         plan_of(&self.plan)
     }
 
-    /// The plan of one expert and all rows.
-    pub fn one(&self) -> Plan {
-        Plan { start: self.inputs.at(PASS_ROWS * 4 + 4), ..self.one.plan() }
+    /// The plan of one expert and all rows of the pass whose [`Workspace::span`] is at `span`.
+    pub fn one(&self, span: u64) -> Plan {
+        Plan { start: span + 4, ..self.one.plan() }
     }
 
     /// Where `site` notes damage.
     pub fn damage(&self, site: Site) -> Damage {
         Damage { at: self.ring.at(0), site: site.code() }
-    }
-}
-
-/// Fails with the site that `damage` names, which is taken back; waits for the pass.
-pub(super) fn check_damage(damage: &Buffer, describe: impl Fn(Site) -> String) -> Result<(), EngineError> {
-    let mut code = [0_i32];
-    damage.read(0, &mut code)?;
-    refuse_damage(code[0], || damage.clear(), describe)
-}
-
-fn refuse_damage(
-    code: i32,
-    take_back: impl FnOnce() -> Result<(), EngineError>,
-    describe: impl Fn(Site) -> String,
-) -> Result<(), EngineError> {
-    let Some(site) = Site::of(code) else { return Ok(()) };
-    take_back()?;
-    Err(EngineError::NotFinite { what: describe(site) })
-}
-
-/// Parts of a pass in which damage can be noted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    Embedding,
-    Input,
-    Attention,
-    PostNorm,
-    Router,
-    Experts,
-    Mlp,
-    Output,
-}
-
-const PARTS: [Part; 8] =
-    [Part::Embedding, Part::Input, Part::Attention, Part::PostNorm, Part::Router, Part::Experts, Part::Mlp, Part::Output];
-
-/// A part of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Site {
-    pub layer: usize,
-    pub part: Part,
-}
-
-impl Site {
-    /// As the kernels note it; 0 is none.
-    pub fn code(self) -> i32 {
-        let part = PARTS.iter().position(|p| *p == self.part).unwrap_or_default();
-        i32::try_from(1 + self.layer * PARTS.len() + part).unwrap_or(i32::MAX)
-    }
-
-    fn of(code: i32) -> Option<Self> {
-        let code = usize::try_from(code).ok()?.checked_sub(1)?;
-        Some(Self { layer: code / PARTS.len(), part: PARTS[code % PARTS.len()] })
-    }
-
-    /// In words, as the CPU engine names them.
-    pub fn describe(self) -> String {
-        let layer = self.layer;
-        match self.part {
-            Part::Embedding => "model.word_embeddings.weight".to_owned(),
-            Part::Input => format!("layer {layer}: its input"),
-            Part::Attention => format!("layer {layer}, attention: a projection's output"),
-            Part::PostNorm => format!("layer {layer}, attention: output"),
-            Part::Router => format!("layer {layer}, mlp: router logits"),
-            Part::Experts => format!("layer {layer}, mlp: an expert's gate_proj or up_proj output"),
-            Part::Mlp => format!("layer {layer}, mlp: gate_proj or up_proj output"),
-            Part::Output => "the final norm's input or the logits".to_owned(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sites_survive_their_code() {
-        for layer in [0, 1, 41, 511] {
-            for part in PARTS {
-                let site = Site { layer, part };
-                assert_eq!(Site::of(site.code()), Some(site));
-            }
-        }
-        assert_eq!(Site::of(0), None);
-        assert_eq!(Site::of(-1), None);
     }
 }

@@ -22,7 +22,7 @@ pub const MAX_DRAFT_LEN: usize = 15;
 
 /// Observed rows that may wait in a drafter for the next proposal. Longer runs, prompts above all, are taken in at once: their
 /// numbers would fill the memory.
-const MAX_WAITING: usize = MAX_DRAFT_LEN + 1;
+pub(super) const MAX_WAITING: usize = MAX_DRAFT_LEN + 1;
 
 /// Who drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,9 +81,21 @@ pub struct Drafts {
     pub probs: Option<Vec<f32>>,
     /// How sure the drafter is that each is kept, given those before, when it says so and somebody records it.
     pub confidences: Option<Vec<f32>>,
+    /// Drafts that are on the target's device and nowhere else yet; then there are no others, and [`Drafter::fetch`] tells the rest of them.
+    pub on_device: usize,
 }
 
 impl Drafts {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tokens.len().max(self.on_device)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Adds the draft that a row of logits makes: its argmax for a greedy request, else drawn from the row's distribution
     /// under the request's own temperature and filters, which is kept as q.
     fn push(&mut self, logits: &[f32], sampler: &mut Sampler) {
@@ -127,7 +139,14 @@ pub trait Drafter {
         Ok(())
     }
 
-    /// The target has taken in rows: `hidden` is `[rows, H]` (after the final norm), `next_tokens` the token after each.
+    /// Whether [`Drafter::observe`] must be given hidden rows: a drafter that makes nothing of them, or takes them where the target has
+    /// them, needs none of a window's.
+    fn needs_hidden(&self) -> bool {
+        false
+    }
+
+    /// The target has taken in rows: `hidden` is `[rows, H]` (after the final norm), `next_tokens` the token after each. Of a window whose
+    /// rows stay on a device it is empty, unless the drafter [needs](Drafter::needs_hidden) it.
     ///
     /// # Errors
     /// When the drafter's own pass fails.
@@ -138,4 +157,14 @@ pub trait Drafter {
     /// # Errors
     /// When the drafter's own pass fails.
     fn propose(&mut self, history: &[u32], limit: usize, sampler: &mut Sampler, tap: &mut RouteTap) -> Result<Drafts, EngineError>;
+
+    /// Tells what is recorded of drafts that [`Drafter::propose`] has left on the device. The target's pass over them has been waited for,
+    /// and their tokens are known.
+    ///
+    /// # Errors
+    /// When the drafter's own pass has failed.
+    fn fetch(&mut self, drafts: &mut Drafts, tap: &mut RouteTap) -> Result<(), EngineError> {
+        let _ = (drafts, tap);
+        Ok(())
+    }
 }

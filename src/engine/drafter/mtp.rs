@@ -41,6 +41,10 @@ impl Drafter for MtpDrafter<'_> {
         self.waiting_hidden.clear();
     }
 
+    fn needs_hidden(&self) -> bool {
+        true
+    }
+
     fn observe(&mut self, next_tokens: &[u32], hidden: &[f32]) -> Result<(), EngineError> {
         self.waiting.extend_from_slice(next_tokens);
         self.waiting_hidden.extend_from_slice(hidden);
