@@ -26,6 +26,7 @@ mod kda;
 mod lanes;
 mod laps;
 mod layer;
+mod made;
 pub mod matmul;
 pub mod matrix;
 mod mla;

@@ -4,8 +4,9 @@
 use super::cupti::{CuptiFacts, Profiler};
 use super::graph::GraphUse;
 use super::timer::{Launched, Timer};
-use super::{images, symbols};
+use super::{images, ops, symbols};
 use crate::engine::clock::Clock;
+use crate::engine::made::Recipe;
 use crate::engine::{EngineError, ForwardTap};
 use crate::trace::{Component, Module, quiet};
 use cudarc::driver::{DriverError, result, sys};
@@ -389,6 +390,12 @@ impl Buffer {
         }
         // SAFETY: the range is inside this allocation, and the call returns when `values` has been read.
         unsafe { result::memcpy_htod_sync(to, values) }.map_err(|e| failed("a copy to the device", e))
+    }
+
+    /// Has the device make bytes from byte `offset` on. The host does not wait.
+    pub fn fill(&self, offset: usize, recipe: &Recipe) -> Result<(), EngineError> {
+        let to = self.inside(offset, recipe.bytes)?;
+        ops::fill(&self.device, to, recipe)
     }
 
     /// Copies from byte `offset`; waits for all work before.

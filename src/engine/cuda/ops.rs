@@ -7,6 +7,7 @@ use super::device::Device;
 use super::launch::Launch;
 use super::matrix::{DeviceMatrix, Form};
 use crate::engine::EngineError;
+use crate::engine::made::Recipe;
 
 type Done = Result<(), EngineError>;
 
@@ -61,6 +62,20 @@ pub(super) struct Heads {
     pub nope: i32,
     pub rope: i32,
     pub v: i32,
+}
+
+/// Threads of a block of `fill`, and words of eight bytes that each makes.
+const FILL: (usize, usize) = (256, 16);
+
+/// Makes a tensor's bytes at `out`. More blocks than a grid has are never needed: 2^31 of them make 2^46 bytes.
+pub(super) fn fill(d: &Device, out: u64, recipe: &Recipe) -> Done {
+    if recipe.bytes == 0 {
+        return Ok(());
+    }
+    let (rule, parameter) = recipe.rule.code();
+    let blocks = recipe.bytes.div_ceil(8 * FILL.0 * FILL.1);
+    let launch = Launch::new(d, "fill", [blocks, 1, 1], FILL.0 as u32);
+    launch.arg(out).arg(recipe.bytes as u64).arg(recipe.key).arg(rule).arg(parameter).run()
 }
 
 fn no_kernel(what: &str, form: Form) -> EngineError {
@@ -127,7 +142,8 @@ pub(super) struct Choice {
 pub(super) fn route(d: &Device, logits: u64, bias: u64, c: Choice, rows: usize, ids: u64, weights: u64, damage: Damage) -> Done {
     let launch = Launch::new(d, "route", [rows, 1, 1], 32).shared((2 * c.experts + c.groups) * 4);
     let launch = launch.arg(logits).arg(bias).int(c.experts).int(c.k).int(c.groups).int(c.groups_kept).arg(c.scaling);
-    launch.arg(i32::from(c.normalise)).arg(ids).arg(weights).arg(damage.at).arg(damage.site).run()
+    // No plan.
+    launch.arg(i32::from(c.normalise)).arg(0_u64).arg(ids).arg(weights).arg(damage.at).arg(damage.site).run()
 }
 
 pub(super) fn moe_plan(d: &Device, ids: u64, rows: usize, k: usize, plan: Plan, slot_of: u64) -> Done {
