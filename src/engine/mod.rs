@@ -47,7 +47,6 @@ pub mod shape;
 pub mod shards;
 mod simd;
 pub mod speculate;
-pub mod steering;
 pub mod synthetic;
 pub mod tap;
 pub mod target;

@@ -3,6 +3,7 @@
 use super::dspark::{Corrected, Dspark, DsparkConfig};
 use super::laps::Laps;
 use super::mtp::Mtp;
+use super::routing_plan::RoutingPlan;
 use super::session::{Forward, LogitRows, Session};
 use super::tap::ForwardTap;
 use super::{EngineError, ModelConfig, ModelWeights, mtp};
@@ -38,6 +39,9 @@ pub trait Target {
     /// # Errors
     /// When a device fails.
     fn commit(&mut self, rows: usize, tap: &mut dyn ForwardTap) -> Result<(), EngineError>;
+
+    /// Chooses the experts of the routed layers by a plan instead of their routers from the next pass on, or by the routers again.
+    fn route_by(&mut self, plan: Option<RoutingPlan>);
 
     /// Tells the tap of what a profiler has seen of the step's kernels. Called when the step's end has been stamped: it may take its time.
     ///
@@ -184,6 +188,10 @@ impl Target for Session<'_> {
         Session::commit(self, rows);
         laps.lap(Component::Commit);
         Ok(())
+    }
+
+    fn route_by(&mut self, plan: Option<RoutingPlan>) {
+        Session::route_by(self, plan);
     }
 }
 

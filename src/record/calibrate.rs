@@ -4,8 +4,7 @@ use super::RecordError;
 use super::facts::model_shape;
 use super::machine;
 use crate::engine::clock::Clock;
-use crate::engine::steering::ExactUnion;
-use crate::engine::{Checkpoint, EngineError, ForwardTap, LogitRows, Mtp, NoTap, Session};
+use crate::engine::{Checkpoint, EngineError, ForwardTap, LogitRows, Mtp, NoTap, RoutingPlan, Session};
 use crate::metric::costs::{Cell, CostTable, MeasuredModel, SCHEMA, Timed};
 use crate::trace::{Component, Module};
 use rand::{Rng, SeedableRng};
@@ -57,11 +56,9 @@ impl Grid {
     }
 }
 
-/// Chooses a pass's experts and adds up its operations.
+/// Adds up a pass's operations.
 struct Meter {
     clock: Clock,
-    draws: ExactUnion,
-    union: usize,
     ns: BTreeMap<&'static str, i64>,
 }
 
@@ -72,11 +69,6 @@ impl ForwardTap for Meter {
 
     fn operation(&mut self, _: Module, _: Option<usize>, component: Component, begin_ns: i64, end_ns: i64) {
         *self.ns.entry(component.as_str()).or_default() += end_ns - begin_ns;
-    }
-
-    fn steer(&mut self, _: Module, _: usize, ids: &mut [u16]) -> bool {
-        self.draws.draw(self.union, ids);
-        true
     }
 }
 
@@ -122,8 +114,7 @@ pub fn calibrate(
         session.commit(part.len());
     }
 
-    let draws = ExactUnion::new(shape.experts, config.experts_per_token, grid.seed);
-    let mut meter = Meter { clock: Clock::start(), draws, union: 0, ns: BTreeMap::new() };
+    let mut meter = Meter { clock: Clock::start(), ns: BTreeMap::new() };
     let mut passes: Vec<Passes> = cells.iter().map(|_| Passes::default()).collect();
     let mut drafts = Vec::new();
     let total = u64::from(grid.repeats + 1) * cells.len() as u64;
@@ -136,7 +127,9 @@ pub fn calibrate(
                 return Ok(None);
             }
             let (rows, union) = cells[at];
-            meter.union = usize::from(union);
+            let number = u64::from(round) * cells.len() as u64 + n as u64;
+            // Every pass has experts of its own.
+            session.route_by(Some(RoutingPlan::exact_union(usize::from(union), grid.seed.wrapping_add(number), config)?));
             meter.ns.clear();
             let begin = Instant::now();
             session.forward(&window[..usize::from(rows)], LogitRows::All, &mut meter)?;
@@ -146,7 +139,7 @@ pub fn calibrate(
             if round > 0 {
                 passes[at].add(took.as_secs_f64() * 1e6, &meter.ns);
             }
-            done(u64::from(round) * cells.len() as u64 + n as u64 + 1, total);
+            done(number + 1, total);
         }
         if let Some(mtp) = &mut mtp {
             let before = mtp.len();
@@ -232,22 +225,19 @@ mod tests {
         assert_eq!(grid(&[2, 4], &[3, 8, 16, 17]).impossible(64, 4), [3, 17]);
     }
 
-    /// Every pass has the union that its cell says, in every routed layer, and none leaves a trace in the timeline.
+    /// A planned pass has the union of its plan in every routed layer, with weights of its own, and leaves no trace in the timeline.
     #[test]
-    fn passes_have_the_union_of_their_cell() {
-        struct Seen(Meter, Vec<usize>);
+    fn passes_have_the_union_of_their_plan() {
+        struct Seen(Vec<usize>);
         impl ForwardTap for Seen {
-            fn steer(&mut self, module: Module, layer: usize, ids: &mut [u16]) -> bool {
-                self.0.steer(module, layer, ids)
-            }
             fn wants_weights(&self) -> bool {
                 true
             }
             fn routed(&mut self, _: Module, _: usize, ids: &[u16], weights: &[f32]) {
-                self.1.push(ids.iter().collect::<std::collections::BTreeSet<_>>().len());
-                // Normalised over the new choice.
+                self.0.push(ids.iter().collect::<std::collections::BTreeSet<_>>().len());
+                // Normalised over the new choice, in descending order.
                 let scaling = 2.5;
-                assert!(weights.chunks(4).all(|row| (row.iter().sum::<f32>() - scaling).abs() < 1e-4), "{weights:?}");
+                assert!(weights.chunks(4).all(|row| (row.iter().sum::<f32>() - scaling).abs() < 1e-4 && row.is_sorted_by(|a, b| a >= b)));
             }
         }
         let checkpoint = Checkpoint::load(builtin::ling_nano()).unwrap();
@@ -255,12 +245,13 @@ mod tests {
         assert!((checkpoint.config.routed_scaling - 2.5).abs() < 1e-6 && checkpoint.config.norm_topk);
         let plain = session.forward(&[1, 2, 3], LogitRows::All, &mut NoTap).unwrap().logits.to_vec();
         session.commit(0);
-        let meter = Meter { clock: Clock::start(), draws: ExactUnion::new(64, 4, 1), union: 9, ns: BTreeMap::new() };
-        let mut seen = Seen(meter, Vec::new());
-        let steered = session.forward(&[1, 2, 3], LogitRows::All, &mut seen).unwrap().logits.to_vec();
+        session.route_by(Some(RoutingPlan::exact_union(9, 1, &checkpoint.config).unwrap()));
+        let mut seen = Seen(Vec::new());
+        let planned = session.forward(&[1, 2, 3], LogitRows::All, &mut seen).unwrap().logits.to_vec();
         session.commit(0);
-        assert_eq!(seen.1, [9; 5]);
-        assert_ne!(plain, steered);
+        assert_eq!(seen.0, [9; 5]);
+        assert_ne!(plain, planned);
+        session.route_by(None);
         assert_eq!(session.forward(&[1, 2, 3], LogitRows::All, &mut NoTap).unwrap().logits, plain);
     }
 

@@ -1,7 +1,7 @@
-//! Made-up weights, filled in by the device itself: the same model as the CPU engine's, and none of it in the host's memory. All on the
-//! emulator.
+//! Made-up weights, filled in by the device itself: the same model as the CPU engine's, and none of it in the host's memory. Experts by a
+//! plan: the same on both engines. All on the emulator.
 
-use crate::cuda::{both, compare, record};
+use crate::cuda::{both, compare, record, routes};
 use crate::kernels::emulator;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use specprof::engine::cuda::{Device, DeviceWeights};
@@ -42,6 +42,35 @@ fn a_made_up_model_that_does_not_fit_is_refused_with_the_numbers() {
         assert_eq!((code, stdout.as_str(), stderr.lines().count()), (3, "", 1), "{model}: {stderr}");
         assert!(["--backend cuda", "device memory", "caches of", weights].iter().all(|w| stderr.contains(w)), "{model}: {stderr}");
         assert!(!dir.path().join("t").exists());
+    }
+}
+
+/// Experts, their order and their weights are those of the CPU engine, whether passes run as graphs or not.
+#[test]
+fn planned_experts_are_those_of_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let common = ["--model", "synthetic:ling-nano", "--quant", "fp8", "--prompt-tokens", "40", "--requests", "2", "--max-new-tokens", "20"];
+    let run = |name: &str, more: &[&str]| {
+        let args = [&common[..], &["--ignore-eos", "--seed", "5"], more].concat();
+        let (cpu, cuda) = both(dir.path(), &args, &[("EMU_LAZY", "1")]);
+        compare(name, &cpu, &cuda);
+        assert_eq!(cpu.manifest().model, cuda.manifest().model, "{name}");
+        cuda
+    };
+    let unplanned = routes(&run("model", &["--baseline-steps", "2"]));
+    for plan in ["uniform", "zipf:1.2", "overlap:0.6"] {
+        for more in [&["--baseline-steps", "2"][..], &["--kernels", "off", "--draft-len", "7"]] {
+            let trace = run(plan, &[&["--routing", plan], more].concat());
+            assert_eq!(trace.manifest().model.routing.as_deref(), Some(plan));
+            assert!(trace.manifest().warnings.iter().any(|w| w.code == "planned_routing"));
+            let graphs = trace.manifest().instrumentation.graphs.map_or(0, |graphs| graphs.launches);
+            assert_eq!(graphs > 10, more.contains(&"off"), "{plan}: {graphs}");
+            let planned = routes(&trace);
+            // The first prompt's rows are those of both runs: the draft module's choices come later.
+            let ids = |routes: &[_]| routes.iter().take(40).map(|(row, _): &((_, _, _, _, Vec<u16>), _)| row.4.clone()).collect::<Vec<_>>();
+            let (a, b) = (ids(&unplanned), ids(&planned));
+            assert!(a.iter().zip(&b).filter(|(a, b)| a != b).count() > 30, "{plan}: {a:?} {b:?}");
+        }
     }
 }
 

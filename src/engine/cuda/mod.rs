@@ -20,6 +20,7 @@ mod ops;
 mod pass;
 mod pinned;
 mod plan;
+mod planned;
 mod session;
 mod sides;
 mod state;

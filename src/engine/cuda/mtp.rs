@@ -61,7 +61,7 @@ impl<'m> CudaMtp<'m> {
         self.ws.begin(tokens, self.len)?;
         self.ws.begin_hidden(hidden)?;
         self.device.start(Module::Draft, wants.clock)?;
-        let shape = Shape { rows, wanted, pending: 0, splits: self.ws.splits(self.len + rows), taken: wants.taken() };
+        let shape = Shape { rows, wanted, pending: 0, splits: self.ws.splits(self.len + rows), taken: wants.taken(), planned: false };
         self.graphs.borrow_mut().run(shape, || self.launch(shape))?;
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
@@ -82,7 +82,7 @@ impl<'m> CudaMtp<'m> {
         let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
         ops::mtp_join(d, (ws.normed.at(0), ws.hidden.at(0)), norms, c.rms_eps, (rows, c.hidden), ws.joined.at(0))?;
         ops::dense(d, &module.projection, ws.joined.at(0), rows, ws.residual.at(0), c.hidden)?;
-        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: shape.splits, pending: 0 };
+        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: shape.splits, pending: 0, planned: None };
         pass.attention(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false)?;
         // The module's experts are never clamped.
         pass.feed_forward(c.layers, &module.layer, 0, Limits::default())?;

@@ -139,11 +139,20 @@ pub(super) struct Choice {
     pub normalise: bool,
 }
 
-pub(super) fn route(d: &Device, logits: u64, bias: u64, c: Choice, rows: usize, ids: u64, weights: u64, damage: Damage) -> Done {
+/// `planned` are the experts of a plan, `[rows, k]`, or 0.
+pub(super) fn route(
+    d: &Device,
+    logits: u64,
+    bias: u64,
+    c: Choice,
+    planned: u64,
+    rows: usize,
+    (ids, weights): (u64, u64),
+    damage: Damage,
+) -> Done {
     let launch = Launch::new(d, "route", [rows, 1, 1], 32).shared((2 * c.experts + c.groups) * 4);
     let launch = launch.arg(logits).arg(bias).int(c.experts).int(c.k).int(c.groups).int(c.groups_kept).arg(c.scaling);
-    // No plan.
-    launch.arg(i32::from(c.normalise)).arg(0_u64).arg(ids).arg(weights).arg(damage.at).arg(damage.site).run()
+    launch.arg(i32::from(c.normalise)).arg(planned).arg(ids).arg(weights).arg(damage.at).arg(damage.site).run()
 }
 
 pub(super) fn moe_plan(d: &Device, ids: u64, rows: usize, k: usize, plan: Plan, slot_of: u64) -> Done {

@@ -2,6 +2,7 @@
 
 use super::device::{Buffer, Device};
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
+use super::planned::PlannedRows;
 use super::state::KdaStates;
 use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, DeviceMla, DeviceMlp};
 use super::workspace::{Part, Shape, Site, Workspace};
@@ -22,6 +23,8 @@ pub(super) struct Pass<'a> {
     pub splits: usize,
     /// Pending rows before this pass.
     pub pending: usize,
+    /// Experts that a plan chooses instead of the routers.
+    pub planned: Option<&'a PlannedRows>,
 }
 
 /// What a layer remembers.
@@ -166,7 +169,8 @@ impl Pass<'_> {
             normalise: c.norm_topk,
         };
         let (ids, weights) = ws.choices(ring);
-        ops::route(d, ws.router.at(0), bias, choice, rows, ids, weights, self.site(layer, Part::Router))?;
+        let planned = self.planned.map_or(0, |planned| planned.layer(ring));
+        ops::route(d, ws.router.at(0), bias, choice, planned, rows, (ids, weights), self.site(layer, Part::Router))?;
         ops::moe_plan(d, ids, rows, k, ws.plan(), ws.slot_of.at(0))?;
         self.label(Some(layer), Component::Experts);
         // An expert is chosen once a row, and there are no more distinct ones than choices or experts.

@@ -5,6 +5,7 @@ use super::device::{Buffer, Device};
 use super::graph::Graphs;
 use super::pass::{LayerMemory, Pass};
 use super::pinned::Pinned;
+use super::planned::PlannedRows;
 use super::state::{KdaStates, MlaCaches};
 use super::weights::{DeviceAttention, DeviceMlp, DeviceWeights};
 use super::workspace::{Part, Shape, Site, Taken, Workspace};
@@ -12,7 +13,7 @@ use crate::engine::clock::Clock;
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
 use crate::engine::target::{Inspected, Target};
-use crate::engine::{EngineError, ForwardTap, ModelConfig};
+use crate::engine::{EngineError, ForwardTap, ModelConfig, RoutingPlan};
 use crate::trace::{Component, KernelEvent, Module};
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -27,6 +28,7 @@ pub struct CudaSession<'m> {
     ws: Workspace,
     kda: KdaStates,
     mla: MlaCaches,
+    planned: PlannedRows,
     committed: usize,
     /// Rows that wait for a commit, and how many rows before them the last pass has committed by itself.
     pending: usize,
@@ -149,6 +151,11 @@ impl HostRows {
     }
 }
 
+/// Numbers of the layers with a router.
+fn routed_layers(weights: &DeviceWeights) -> impl Iterator<Item = usize> {
+    weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i)
+}
+
 impl<'m> CudaSession<'m> {
     /// A timeline without tokens that has room for `tokens`; the rows at the points `tapped` are told to the pass's tap.
     ///
@@ -162,9 +169,10 @@ impl<'m> CudaSession<'m> {
         tapped: &[TapPoint],
     ) -> Result<Self, EngineError> {
         let kda = weights.layers.iter().filter(|l| matches!(l.attention, DeviceAttention::Kda(_))).count();
-        let routed = weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe(_))).count();
+        let routed: Vec<usize> = routed_layers(weights).collect();
         Ok(Self {
-            ws: Workspace::new(device, config, routed, tokens)?,
+            ws: Workspace::new(device, config, routed.len(), tokens)?,
+            planned: PlannedRows::new(device, routed, config.experts_per_token)?,
             kda: KdaStates::new(device, config, kda)?,
             mla: MlaCaches::new(device, config, weights.layers.len() - kda, tokens)?,
             graphs: RefCell::new(Graphs::new(device)),
@@ -190,9 +198,12 @@ impl<'m> CudaSession<'m> {
     fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
         let (rows, position) = (tokens.len(), self.committed + self.pending);
         self.ws.begin(tokens, position)?;
+        self.planned.begin(position, rows)?;
         self.device.start(Module::Target, wants.clock)?;
-        let shape = Shape { rows, wanted, pending: self.pending, splits: self.ws.splits(position + rows), taken: wants.taken() };
+        let (splits, planned) = (self.ws.splits(position + rows), self.planned.is_on());
+        let shape = Shape { rows, wanted, pending: self.pending, splits, taken: wants.taken(), planned };
         self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        self.planned.prepare(position + rows + PASS_ROWS);
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;
@@ -207,9 +218,13 @@ impl<'m> CudaSession<'m> {
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
         let (ws, w, hidden) = (&self.ws, &*self.weights, self.config.hidden);
         let Shape { rows, pending, splits, .. } = shape;
-        let pass = Pass { device: &self.device, config: self.config, ws, turns: w.turns.at(0), rows, splits, pending };
+        let planned = shape.planned.then_some(&self.planned);
+        let pass = Pass { device: &self.device, config: self.config, ws, turns: w.turns.at(0), rows, splits, pending, planned };
         pass.label(None, Component::Embedding);
         ws.send()?;
+        if let Some(planned) = planned {
+            planned.send()?;
+        }
         let damage = ws.damage(Site { layer: 0, part: Part::Embedding });
         super::ops::embed(&self.device, &w.embedding, ws.tokens(), rows, ws.residual.at(0), damage)?;
         let (mut kda, mut mla, mut ring) = (0, 0, 0);
@@ -306,8 +321,7 @@ impl Target for CudaSession<'_> {
             );
             return Err(EngineError::Request(text));
         }
-        let routed = self.weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i);
-        let routed: Vec<usize> = routed.collect();
+        let routed: Vec<usize> = routed_layers(&self.weights).collect();
         self.out.clear(routed.len());
         self.taps.iter_mut().flat_map(|taps| &mut taps.host).for_each(Vec::clear);
         let wants = Wants::of(tap);
@@ -327,6 +341,10 @@ impl Target for CudaSession<'_> {
         self.ahead = 0;
         self.out.kernels.drain(..).for_each(|kernel| tap.kernel(kernel));
         Ok(())
+    }
+
+    fn route_by(&mut self, plan: Option<RoutingPlan>) {
+        self.planned.route_by(plan);
     }
 
     fn settle(&mut self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {

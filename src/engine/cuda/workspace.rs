@@ -115,6 +115,8 @@ pub(super) struct Shape {
     /// Splits of the cache that are launched for.
     pub splits: usize,
     pub taken: Taken,
+    /// Whether a plan chooses the experts.
+    pub planned: bool,
 }
 
 fn plan_of([count, expert, start, slot_row]: &[Buffer; 4]) -> Plan {
@@ -163,6 +165,7 @@ pub(super) fn planned_bytes(config: &ModelConfig, rows: usize, tokens: usize) ->
         + rows * config.heads * config.kv_lora_rank * 4
         + s.mid
         + s.slots * (config.hidden * 4 + 24 + routed * 6)
+        + super::planned::planned_bytes(routed, config.experts_per_token)
 }
 
 impl Workspace {
