@@ -43,7 +43,7 @@ pub(super) struct Backend<'p> {
 }
 
 /// The device, with CUPTI as it is wanted, and why it is not used.
-fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>), EngineError> {
+pub(super) fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>), EngineError> {
     match cupti {
         CuptiUse::Never => Ok((Device::open()?, None)),
         CuptiUse::Always => Ok((Device::open_profiled()?, None)),

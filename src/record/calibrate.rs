@@ -1,12 +1,12 @@
 //! Times of passes by rows and union: the experts of each pass are drawn for it instead of chosen by the router.
 
 use super::RecordError;
+use super::bench::Bench;
 use super::facts::model_shape;
-use super::machine;
 use crate::engine::clock::Clock;
-use crate::engine::{Checkpoint, EngineError, ForwardTap, LogitRows, Mtp, NoTap, RoutingPlan, Session};
+use crate::engine::{Checkpoint, EngineError, ForwardTap, LogitRows, NoTap, RoutingPlan};
 use crate::metric::costs::{Cell, CostTable, MeasuredModel, SCHEMA, Timed};
-use crate::trace::{Component, Module};
+use crate::trace::{Component, KernelEvent, Module};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
@@ -56,10 +56,34 @@ impl Grid {
     }
 }
 
-/// Adds up a pass's operations.
+/// Adds up a pass's operations, or the kernels of a device.
 struct Meter {
     clock: Clock,
     ns: BTreeMap<&'static str, i64>,
+    kernels: BTreeMap<&'static str, u32>,
+    /// Begin of the first kernel and end of the last, ns.
+    span: Option<(i64, i64)>,
+}
+
+impl Meter {
+    fn new() -> Self {
+        Self { clock: Clock::start(), ns: BTreeMap::new(), kernels: BTreeMap::new(), span: None }
+    }
+
+    fn clear(&mut self) {
+        self.ns.clear();
+        self.kernels.clear();
+        self.span = None;
+    }
+
+    /// The time of a pass, µs: on a device that of its kernels, else `wall`; `None` of an emulated device.
+    fn us(&self, bench: &Bench<'_>, wall: f64) -> Option<f64> {
+        match self.span {
+            _ if bench.is_emulated() => None,
+            Some((begin, end)) => Some((end - begin) as f64 / 1e3),
+            None => (!bench.is_device()).then_some(wall),
+        }
+    }
 }
 
 impl ForwardTap for Meter {
@@ -67,20 +91,43 @@ impl ForwardTap for Meter {
         Some(self.clock)
     }
 
+    fn wants_routes(&self) -> bool {
+        false
+    }
+
     fn operation(&mut self, _: Module, _: Option<usize>, component: Component, begin_ns: i64, end_ns: i64) {
         *self.ns.entry(component.as_str()).or_default() += end_ns - begin_ns;
     }
+
+    fn kernel(&mut self, kernel: KernelEvent) {
+        // Copies have no grid. What they bring is for the host, and none of the model's work.
+        if kernel.grid.is_none() {
+            return;
+        }
+        let component = kernel.component.as_str();
+        *self.ns.entry(component).or_default() += kernel.end_ns - kernel.begin_ns;
+        *self.kernels.entry(component).or_default() += 1;
+        let (begin, end) = self.span.unwrap_or((kernel.begin_ns, kernel.end_ns));
+        self.span = Some((begin.min(kernel.begin_ns), end.max(kernel.end_ns)));
+    }
 }
 
-/// Measures a model on the CPU engine. `None` when it was interrupted. `done` is told of every pass, out of so many.
+/// Tokens of the timelines that a grid needs: its context and a window.
+pub fn tokens(grid: &Grid) -> usize {
+    grid.context_len as usize + usize::from(grid.rows.iter().copied().max().unwrap_or(1).max(1)) + 1
+}
+
+/// Measures a model where `bench` has it. `None` when it was interrupted. `done` is told of every pass, out of so many.
 ///
 /// The passes of all cells take turns in an order drawn anew each round, so that a machine that slows down slows all of them. Every
-/// pass starts from the same timeline and is rolled back.
+/// pass starts from the same timeline and is rolled back. On a device a pass takes from the begin of its first kernel to the end of its
+/// last; what an emulated device takes is not kept.
 ///
 /// # Errors
 /// When the model has no routed layer, or a pass fails.
 pub fn calibrate(
     checkpoint: &Checkpoint,
+    bench: &Bench<'_>,
     grid: &Grid,
     interrupted: &AtomicBool,
     done: &mut dyn FnMut(u64, u64),
@@ -89,7 +136,7 @@ pub fn calibrate(
     if shape.moe_layers.is_empty() {
         return Err(EngineError::Request(format!("{}: has no routed layers whose cost could be measured", checkpoint.name)).into());
     }
-    let (config, weights) = (&checkpoint.config, &checkpoint.weights);
+    let config = &checkpoint.config;
     let cells = grid.cells(shape.experts, shape.experts_per_token);
     let mut rng = ChaCha8Rng::seed_from_u64(grid.seed);
     let mut token = || ((u64::from(rng.next_u32()) * config.vocab as u64) >> 32) as u32;
@@ -97,7 +144,7 @@ pub fn calibrate(
     let context: Vec<u32> = (0..grid.context_len).map(|_| token()).collect();
     let window: Vec<u32> = (0..most).map(|_| token()).collect();
 
-    let (mut session, mut mtp) = (Session::new(config, weights), Mtp::new(config, weights));
+    let (mut session, mut mtp) = (bench.sides().target()?, bench.sides().draft()?);
     let mut last = vec![0.0; config.hidden];
     for (at, part) in context.chunks(CHUNK).enumerate() {
         if interrupted.load(Ordering::Relaxed) {
@@ -111,10 +158,10 @@ pub fn calibrate(
             mtp.extend(&next, forward.hidden, LogitRows::None, &mut NoTap)?;
         }
         last.copy_from_slice(forward.hidden_row(part.len() - 1));
-        session.commit(part.len());
+        session.commit(part.len(), &mut NoTap)?;
     }
 
-    let mut meter = Meter { clock: Clock::start(), ns: BTreeMap::new() };
+    let mut meter = Meter::new();
     let mut passes: Vec<Passes> = cells.iter().map(|_| Passes::default()).collect();
     let mut drafts = Vec::new();
     let total = u64::from(grid.repeats + 1) * cells.len() as u64;
@@ -130,34 +177,40 @@ pub fn calibrate(
             let number = u64::from(round) * cells.len() as u64 + n as u64;
             // Every pass has experts of its own.
             session.route_by(Some(RoutingPlan::exact_union(usize::from(union), grid.seed.wrapping_add(number), config)?));
-            meter.ns.clear();
+            meter.clear();
             let begin = Instant::now();
             session.forward(&window[..usize::from(rows)], LogitRows::All, &mut meter)?;
-            let took = begin.elapsed();
-            session.commit(0);
+            let wall = begin.elapsed();
+            session.commit(0, &mut NoTap)?;
+            session.settle(&mut meter)?;
             // The first round warms caches and buffers.
             if round > 0 {
-                passes[at].add(took.as_secs_f64() * 1e6, &meter.ns);
+                passes[at].add(meter.us(bench, wall.as_secs_f64() * 1e6), &meter, bench.is_emulated());
             }
             done(number + 1, total);
         }
         if let Some(mtp) = &mut mtp {
             let before = mtp.len();
+            meter.clear();
             let begin = Instant::now();
-            mtp.extend(&window[..1], &last, LogitRows::Last, &mut NoTap)?;
-            let took = begin.elapsed();
+            mtp.extend(&window[..1], &last, LogitRows::Last, &mut meter)?;
+            let wall = begin.elapsed();
             mtp.truncate(before);
+            session.settle(&mut meter)?;
             if round > 0 {
-                drafts.push(took.as_secs_f64() * 1e6);
+                drafts.extend(meter.us(bench, wall.as_secs_f64() * 1e6));
             }
         }
     }
+    bench.check()?;
     let measured = cells.into_iter().zip(passes).filter_map(|((rows, union), passes)| passes.cell(rows, union));
     Ok(Some(CostTable {
         schema: SCHEMA.to_owned(),
         written_by: format!("specprof {}", env!("CARGO_PKG_VERSION")),
-        engine: format!("specprof-cpu {}", env!("CARGO_PKG_VERSION")),
-        device: machine::cpu_name(),
+        engine: bench.engine(),
+        device: bench.device(),
+        emulated: bench.is_emulated(),
+        timed_by: Some(bench.timed_by()),
         model: measured_model(&shape),
         context_len: grid.context_len,
         repeats: grid.repeats,
@@ -177,26 +230,38 @@ fn measured_model(shape: &crate::trace::manifest::ModelShape) -> MeasuredModel {
         hidden_size: shape.hidden_size,
         expert_size: shape.expert_size,
         quantisation: shape.quantisation.clone(),
+        synthetic: shape.synthetic,
     }
 }
 
-/// Times of one cell's passes, µs.
+/// Times of one cell's passes, µs, and the kernels of one.
 #[derive(Debug, Default)]
 struct Passes {
     whole: Vec<f64>,
     components: BTreeMap<&'static str, Vec<f64>>,
+    kernels: BTreeMap<&'static str, u32>,
+    emulated: bool,
 }
 
 impl Passes {
-    fn add(&mut self, us: f64, ns: &BTreeMap<&'static str, i64>) {
-        self.whole.push(us);
-        ns.iter().for_each(|(name, ns)| self.components.entry(name).or_default().push(*ns as f64 / 1e3));
+    fn add(&mut self, us: Option<f64>, meter: &Meter, emulated: bool) {
+        self.whole.extend(us);
+        self.kernels.clone_from(&meter.kernels);
+        self.emulated = emulated;
+        if !emulated {
+            meter.ns.iter().for_each(|(name, ns)| self.components.entry(name).or_default().push(*ns as f64 / 1e3));
+        }
     }
 
+    /// `None` when no pass was timed, except on an emulated device.
     fn cell(mut self, rows: u16, union: u16) -> Option<Cell> {
-        let pass = Timed::median(&mut self.whole)?;
+        let pass = Timed::median(&mut self.whole);
+        if pass.is_none() && !self.emulated {
+            return None;
+        }
         let of = |(name, mut times): (&str, Vec<f64>)| Some((name.to_owned(), Timed::median(&mut times)?)).filter(|(_, t)| t.us > 0.0);
-        Some(Cell { rows, union, pass, components: self.components.into_iter().filter_map(of).collect() })
+        let kernels = self.kernels.into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
+        Some(Cell { rows, union, pass, components: self.components.into_iter().filter_map(of).collect(), kernels })
     }
 }
 
@@ -208,8 +273,10 @@ fn shuffle(order: &mut [usize], rng: &mut ChaCha8Rng) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::BackendKind;
     use super::*;
-    use crate::engine::builtin;
+    use crate::engine::{Session, builtin};
+    use crate::metric::costs::TimedBy;
 
     fn grid(rows: &[u16], unions: &[u16]) -> Grid {
         Grid { rows: rows.to_vec(), unions: unions.to_vec(), context_len: 40, repeats: 6, seed: 3 }
@@ -260,17 +327,20 @@ mod tests {
         let checkpoint = Checkpoint::load(builtin::ling_nano()).unwrap();
         let mut told = Vec::new();
         let grid = grid(&[1, 3], &[]);
-        let table = calibrate(&checkpoint, &grid, &AtomicBool::new(false), &mut |n, of| told.push((n, of))).unwrap().unwrap();
+        let bench = Bench::open(&checkpoint, BackendKind::Cpu, tokens(&grid)).unwrap();
+        let table = calibrate(&checkpoint, &bench, &grid, &AtomicBool::new(false), &mut |n, of| told.push((n, of))).unwrap().unwrap();
         assert_eq!(told.last(), Some(&(7 * 6, 7 * 6)));
         let text = serde_json::to_string(&table).unwrap();
         assert_eq!(CostTable::parse(&text), Ok(table.clone()));
         assert_eq!(table.cells.iter().map(|c| (c.rows, c.union)).collect::<Vec<_>>(), grid.cells(64, 4));
         for cell in &table.cells {
-            assert!(cell.pass.ci95.is_some() && ["experts", "kda", "router", "head"].iter().all(|c| cell.components.contains_key(*c)));
+            let pass = cell.pass.unwrap();
+            assert!(cell.kernels.is_empty() && pass.ci95.is_some() && ["experts", "kda", "router", "head"].iter().all(|c| cell.components.contains_key(*c)));
             // No part of a pass takes longer than the longest pass.
-            assert!(cell.components.values().all(|part| part.us <= cell.pass.ci95.unwrap()[1]), "{cell:?}");
+            assert!(cell.components.values().all(|part| part.us <= pass.ci95.unwrap()[1]), "{cell:?}");
         }
         assert!(table.draft.is_some());
-        assert_eq!(calibrate(&checkpoint, &grid, &AtomicBool::new(true), &mut |_, _| {}).unwrap(), None);
+        assert_eq!((table.timed_by, table.emulated), (Some(TimedBy::Host), false));
+        assert_eq!(calibrate(&checkpoint, &bench, &grid, &AtomicBool::new(true), &mut |_, _| {}).unwrap(), None);
     }
 }

@@ -4,7 +4,7 @@ use super::table::{Column, render};
 use super::wrap::{plain, titled};
 use super::{TextOptions, json};
 use crate::metric::Unit;
-use crate::metric::costs::{Cell, CostTable, Timed};
+use crate::metric::costs::{Cell, CostTable, Timed, TimedBy};
 use serde::Serialize;
 
 /// The value of `schema` in every table of step rates of this version.
@@ -43,15 +43,27 @@ pub fn text(table: &CostTable, slopes: Result<&Slopes, &str>, options: &TextOpti
             plain(&table.device)
         ),
     );
+    if m.synthetic {
+        out += &line("", "the model's weights are made up: what it costs is what one of its shape and storage costs");
+    }
+    if table.emulated {
+        return out + &counts(table, options);
+    }
     let passes = format!(
-        "medians of {} passes a cell after {} tokens of context, experts drawn and not routed, ± half the 95 % interval",
-        table.repeats, table.context_len
+        "medians of {} passes a cell after {} tokens of context, experts drawn and not routed, ± half the 95 % interval{}",
+        table.repeats,
+        table.context_len,
+        match table.timed_by {
+            Some(TimedBy::Cupti) => "; times of the device's kernels by CUPTI, inside graphs",
+            Some(TimedBy::Events) => "; times of the device by an event after each kernel, without graphs: gaps count with the kernels",
+            Some(TimedBy::Host) | None => "",
+        }
     );
     out += &line("", &passes);
-    let decode = table.decode();
+    let decode = table.decode().and_then(|cell| cell.pass);
     if let Some(decode) = decode {
         let draft = table.draft.map_or_else(|| "; no block to draft with".to_owned(), |draft| format!("; a draft {}", us(draft)));
-        out += &line("decode", &format!("{} a pass of 1 row{draft}", us(decode.pass)));
+        out += &line("decode", &format!("{} a pass of 1 row{draft}", us(decode)));
     }
     let cost = match slopes {
         Ok(s) => format!(
@@ -68,16 +80,35 @@ pub fn text(table: &CostTable, slopes: Result<&Slopes, &str>, options: &TextOpti
     let part = |name: &'static str| {
         cells.iter().map(move |c| c.components.get(name).map_or_else(|| "-".to_owned(), |t| Unit::Microseconds.show(t.us)))
     };
-    let ratio = |c: &Cell| decode.map_or_else(|| "-".to_owned(), |d| format!("{:.2}", c.pass.us / d.pass.us));
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let ratio = |c: &Cell| or_dash(c.pass.zip(decode).map(|(pass, decode)| format!("{:.2}", pass.us / decode.us)));
     let columns = vec![
         Column::new("rows").cells(cells.iter().map(|c| c.rows.to_string())),
         Column::new("experts").cells(cells.iter().map(|c| c.union.to_string())),
-        Column::new("pass").cells(cells.iter().map(|c| us(c.pass))),
+        Column::new("pass").cells(cells.iter().map(|c| or_dash(c.pass.map(us)))),
         Column::new("of decode").cells(cells.iter().map(ratio)),
         Column::new("experts'").cells(part("experts")),
         Column::new("kda").optional(2).cells(part("kda")),
         Column::new("mla").optional(2).cells(part("mla")),
         Column::new("head").optional(1).cells(part("head")),
+    ];
+    out + &render(columns, options.width, |_, cell| cell.to_owned())
+}
+
+/// What an emulated device shows: which kernels a pass has, and no times.
+fn counts(table: &CostTable, options: &TextOptions) -> String {
+    let text = "the device is the tests' emulator: kernels are counted, and there are no times";
+    let mut out = titled("emulated", text, options.width, options.color);
+    out.push('\n');
+    let of = |c: &Cell, name: &str| c.kernels.get(name).copied().unwrap_or(0).to_string();
+    let columns = vec![
+        Column::new("rows").cells(table.cells.iter().map(|c| c.rows.to_string())),
+        Column::new("experts").cells(table.cells.iter().map(|c| c.union.to_string())),
+        Column::new("kernels").cells(table.cells.iter().map(|c| c.kernels.values().sum::<u32>().to_string())),
+        Column::new("experts'").cells(table.cells.iter().map(|c| of(c, "experts"))),
+        Column::new("kda").optional(2).cells(table.cells.iter().map(|c| of(c, "kda"))),
+        Column::new("mla").optional(2).cells(table.cells.iter().map(|c| of(c, "mla"))),
+        Column::new("head").optional(1).cells(table.cells.iter().map(|c| of(c, "head"))),
     ];
     out + &render(columns, options.width, |_, cell| cell.to_owned())
 }
@@ -106,18 +137,21 @@ struct Rate {
     verify_ratio: Option<f64>,
 }
 
-/// SPS(rows, union) = 10^6 / µs of a pass, as JSON; the interval's ends change places.
+/// SPS(rows, union) = 10^6 / µs of a pass, as JSON; the interval's ends change places. Cells without a time are left out.
 ///
 /// # Errors
 /// When it cannot be written as JSON.
 pub fn rates(table: &CostTable) -> Result<String, serde_json::Error> {
-    let decode = table.decode().map(|c| c.pass.us);
-    let rate = |c: &Cell| Rate {
-        rows: c.rows,
-        union: c.union,
-        steps_per_s: 1e6 / c.pass.us,
-        ci95: c.pass.ci95.map(|[low, high]| [1e6 / high, 1e6 / low]),
-        verify_ratio: decode.map(|decode| c.pass.us / decode),
+    let decode = table.decode().and_then(|c| Some(c.pass?.us));
+    let rate = |c: &Cell| {
+        let pass = c.pass?;
+        Some(Rate {
+            rows: c.rows,
+            union: c.union,
+            steps_per_s: 1e6 / pass.us,
+            ci95: pass.ci95.map(|[low, high]| [1e6 / high, 1e6 / low]),
+            verify_ratio: decode.map(|decode| pass.us / decode),
+        })
     };
     json::pretty(&Rates {
         schema: RATES_SCHEMA,
@@ -126,7 +160,7 @@ pub fn rates(table: &CostTable) -> Result<String, serde_json::Error> {
         engine: &table.engine,
         context_len: table.context_len,
         decode_steps_per_s: decode.map(|us| 1e6 / us),
-        rates: table.cells.iter().map(rate).collect(),
+        rates: table.cells.iter().filter_map(rate).collect(),
     })
 }
 

@@ -2,6 +2,7 @@
 
 use assert_cmd::Command;
 use serde_json::Value;
+use specprof::engine::{Checkpoint, builtin};
 use specprof::metric::costs::CostTable;
 use std::path::Path;
 
@@ -13,6 +14,65 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
 
 fn sample() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/samples/ling-nano").to_str().unwrap().to_owned()
+}
+
+/// A table of the emulator has every cell and the kernels of its passes, says what it is, and serves nobody who wants times.
+#[test]
+fn an_emulated_device_is_counted_and_never_timed() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = crate::kernels::emulator().parent().unwrap();
+    let cupti = driver.join("cupti/libcupti.so.13");
+    let emulated = |args: &[&str], more: &[(&str, &str)]| {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let out = command.current_dir(dir.path()).args(args).env("LD_LIBRARY_PATH", driver).envs(more.iter().copied()).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (out.status.code().unwrap(), text(out.stdout), text(out.stderr))
+    };
+    let args = ["calibrate", "--backend", "cuda", "--rows", "1,3", "--repeats", "3", "--context", "40", "--model"];
+    let mut tables = Vec::new();
+    for (timed_by, model, knobs) in [
+        ("events", &["demo"][..], &[("SPECPROF_CUPTI", "/nowhere/libcupti.so"), ("EMU_LAZY", "1")][..]),
+        ("cupti", &["demo"], &[("SPECPROF_CUPTI", cupti.to_str().unwrap())]),
+        ("cupti", &["synthetic:ling-nano", "--quant", "fp8"], &[("SPECPROF_CUPTI", cupti.to_str().unwrap())]),
+    ] {
+        let (code, stdout, stderr) = emulated(&[&args[..], model, &["--json", "-o", "emulated.json"]].concat(), knobs);
+        assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "", ""), "{timed_by}");
+        let text = std::fs::read_to_string(dir.path().join("emulated.json")).unwrap();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&json["emulated"], &json["timed_by"], &json["draft"]), (&true.into(), &timed_by.into(), &Value::Null));
+        assert_eq!(json["model"]["synthetic"], model.len() > 1);
+        assert!(!text.contains("\"us\""), "a time: {text}");
+        let table = CostTable::parse(&text).unwrap();
+        assert!(table.device.contains("emulator") && table.engine.starts_with("specprof-cuda"), "{table:?}");
+        assert_eq!(table.cells.iter().map(|c| (c.rows, c.union)).collect::<Vec<_>>(), [(1, 4), (3, 4), (3, 6), (3, 8), (3, 10), (3, 12)]);
+        tables.push(table);
+    }
+    // The built-in model has 5 routed layers of 6; a pass has the same kernels whatever its rows and its union, in a graph or not.
+    let demo = Checkpoint::load(builtin::ling_nano()).unwrap();
+    let layers = demo.config.layers as u32;
+    for cell in tables.iter().flat_map(|table| &table.cells) {
+        let of = |name: &str| cell.kernels.get(name).copied().unwrap_or(0);
+        // Logits, choice and plan in each; gate and up, down and sum of the experts; two norms a layer and the last one.
+        assert_eq!((of("router"), of("experts"), of("shared")), (3 * (layers - 1), 3 * (layers - 1), 2 * (layers - 1)), "{cell:?}");
+        assert_eq!((of("norm"), of("head"), of("embedding"), of("draft")), (2 * layers + 1, 1, 1, 0), "{cell:?}");
+        assert!(of("kda") > 0 && of("mla") > 0, "{cell:?}");
+    }
+    assert_eq!(tables[0].cells, tables[1].cells);
+    for args in [&["advise", &sample(), "--costs", "emulated.json"][..], &["export", "emulated.json", "--format", "sps"]] {
+        let (code, stdout, stderr) = run(dir.path(), args);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{stderr}");
+        assert!(stderr.contains("emulated.json") && stderr.contains("no times"), "{stderr}");
+    }
+    let (code, text, stderr) = emulated(&[&args[..], &["demo"]].concat(), &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(text.contains("emulated") && text.contains("kernels are counted") && !text.contains("µs") && !text.contains(" ms"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    // What does not fit and what is lost.
+    let (code, _, stderr) = emulated(&[&args[..], &["synthetic:ling-3.0-flash", "--quant", "fp8"]].concat(), &[]);
+    assert!(code == 3 && stderr.contains("--backend cuda") && stderr.contains("weights 128 GB"), "{stderr}");
+    let knobs = [("SPECPROF_CUPTI", cupti.to_str().unwrap()), ("EMU_CUPTI_DROP", "5")];
+    let (code, _, stderr) = emulated(&[&args[..], &["demo"]].concat(), &knobs);
+    assert!(code == 3 && stderr.contains("the passes' times would be too short"), "{stderr}");
 }
 
 /// A table with planted costs, 100 µs a pass besides 2 µs for each distinct expert of four layers and 7 µs for each further row.
@@ -52,9 +112,10 @@ fn the_built_in_model_is_measured_and_the_table_serves_advice_and_rates() {
     let rates: Value = serde_json::from_str(&rates).unwrap();
     assert_eq!(rates["schema"], "specprof.sps/1");
     for (rate, cell) in rates["rates"].as_array().unwrap().iter().zip(&table.cells) {
-        assert_eq!(rate["steps_per_s"].as_f64().unwrap(), 1e6 / cell.pass.us);
+        let pass = cell.pass.unwrap();
+        assert_eq!(rate["steps_per_s"].as_f64().unwrap(), 1e6 / pass.us);
         let [low, high] = [0, 1].map(|i| rate["ci95"][i].as_f64().unwrap());
-        assert!(low <= 1e6 / cell.pass.us && 1e6 / cell.pass.us <= high, "{rate}");
+        assert!(low <= 1e6 / pass.us && 1e6 / pass.us <= high, "{rate}");
     }
     // Its slopes may have any sign on a loaded machine: then the advice says so instead of using it.
     let (code, advice, stderr) = run(dir.path(), &["advise", &sample(), "--costs", "costs.json", "--json"]);

@@ -1,7 +1,7 @@
 //! Made-up weights, filled in by the device itself: the same model as the CPU engine's, and none of it in the host's memory. Experts by a
 //! plan: the same on both engines. All on the emulator.
 
-use crate::cuda::{both, compare, record, routes};
+use crate::cuda::{Routes, both, compare, record, routes};
 use crate::kernels::emulator;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use specprof::engine::cuda::{Device, DeviceWeights};
@@ -66,12 +66,16 @@ fn planned_experts_are_those_of_the_cpu() {
             let graphs = trace.manifest().instrumentation.graphs.map_or(0, |graphs| graphs.launches);
             assert_eq!(graphs > 10, more.contains(&"off"), "{plan}: {graphs}");
             let planned = routes(&trace);
-            // The first prompt's rows are those of both runs: the draft module's choices come later.
-            let ids = |routes: &[_]| routes.iter().take(40).map(|(row, _): &((_, _, _, _, Vec<u16>), _)| row.4.clone()).collect::<Vec<_>>();
-            let (a, b) = (ids(&unplanned), ids(&planned));
+            // Both runs have the same prompts.
+            let (a, b) = (first_ids(&unplanned), first_ids(&planned));
             assert!(a.iter().zip(&b).filter(|(a, b)| a != b).count() > 30, "{plan}: {a:?} {b:?}");
         }
     }
+}
+
+/// The experts of the first rows.
+fn first_ids(routes: &Routes) -> Vec<&[u16]> {
+    routes.iter().take(40).map(|(row, _)| row.4.as_slice()).collect()
 }
 
 /// Every matrix of a model.
