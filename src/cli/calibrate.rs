@@ -64,6 +64,9 @@ pub struct Args {
     /// Passes of each cell
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
+    /// Each kernel of a device beside the time that its bytes take at the rate at which the device reads (with --backend cuda)
+    #[arg(long)]
+    by_kernel: bool,
     /// Seed of tokens, experts and order
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
@@ -82,14 +85,23 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     {
         return Err(Failure::Environment(format!("--backend cuda: {why}; use --backend cpu")));
     }
+    if args.by_kernel && args.backend != Backend::Cuda {
+        return Err(Failure::Input("--by-kernel goes with --backend cuda; the CPU engine has no kernels".into()));
+    }
     let output = Output::open(args.output.as_deref())?;
     let checkpoint = open_model(&args.model, args.quant, args.backend.kind())?;
     let most = checkpoint.config.max_position.saturating_sub(usize::from(MAX_ROWS));
     if args.context as usize > most {
         return Err(Failure::Input(format!("--context {}: the model has room for {most} tokens before a window", args.context)));
     }
-    let grid =
-        Grid { rows: args.rows.clone(), unions: args.unions.clone(), context_len: args.context, repeats: args.repeats, seed: args.seed };
+    let grid = Grid {
+        rows: args.rows.clone(),
+        unions: args.unions.clone(),
+        context_len: args.context,
+        repeats: args.repeats,
+        seed: args.seed,
+        by_kernel: args.by_kernel,
+    };
     let shape = model_shape(&checkpoint);
     let (k, impossible) = (shape.experts_per_token, grid.impossible(shape.experts, shape.experts_per_token));
     if let [first, ..] = impossible[..] {

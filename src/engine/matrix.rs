@@ -48,6 +48,11 @@ impl TensorBytes {
         }
     }
 
+    /// Puts bytes by a recipe into the host's memory.
+    pub fn hold(&self) {
+        let _ = self.as_slice();
+    }
+
     /// What the bytes are made by, if they are.
     pub fn recipe(&self) -> Option<Recipe> {
         match &self.0 {
@@ -242,8 +247,8 @@ impl Matrix {
 
     /// Puts codes and scales that are made by a recipe into the host's memory.
     pub fn hold(&self) {
-        self.data.as_slice();
-        self.format.scales().map(TensorBytes::as_slice);
+        self.data.hold();
+        self.format.scales().into_iter().for_each(TensorBytes::hold);
     }
 
     /// Whether codes and scales are in the host's memory or a file of it.

@@ -404,7 +404,15 @@ mod tests {
             for _ in 0..k {
                 let others: Vec<usize> = (0..experts).filter(|r| !walked.contains(r)).collect();
                 let mut at = random.below(others.iter().map(|r| weights[*r]).sum());
-                let rank = others.into_iter().find(|r| weights[*r] > at || { at -= weights[*r]; false }).unwrap();
+                let rank = others
+                    .into_iter()
+                    .find(|r| {
+                        weights[*r] > at || {
+                            at -= weights[*r];
+                            false
+                        }
+                    })
+                    .unwrap();
                 walked.push(rank);
             }
             let walked: Vec<u16> = walked.into_iter().map(|rank| shuffle.of(rank) as u16).collect();

@@ -3,11 +3,15 @@
 use super::RecordError;
 use super::backend::{BackendKind, CuptiUse, open_device};
 use super::machine;
-use crate::engine::cuda::{CudaSides, CuptiFacts, Device};
+use crate::engine::clock::Clock;
+use crate::engine::cuda::{CudaSides, CuptiFacts, Device, KernelBytes, StreamTimes};
 use crate::engine::target::{CpuSides, Sides};
 use crate::engine::{Checkpoint, EngineError};
 use crate::metric::costs::TimedBy;
 use std::rc::Rc;
+
+/// How often memory is read to see how fast that goes.
+const STREAM_REPEATS: u32 = 15;
 
 /// A model on an engine.
 pub struct Bench<'m> {
@@ -66,6 +70,23 @@ impl<'m> Bench<'m> {
         }
     }
 
+    /// The kernels that were launched one by one, or captured, since the last pass began, and what they have to move; none on the CPU.
+    pub fn launched_kernels(&self) -> Vec<KernelBytes> {
+        self.device.as_ref().map_or_else(Vec::new, |device| device.launched_kernels())
+    }
+
+    /// GB (10^9 bytes) that the device reads a second, by the median of some times; `None` on the CPU and on an emulated device.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn stream_gb_per_s(&self, clock: Clock) -> Result<Option<f64>, RecordError> {
+        let Some(device) = &self.device else { return Ok(None) };
+        let StreamTimes { bytes, mut ns } = device.stream_times(STREAM_REPEATS, clock)?;
+        ns.sort_unstable();
+        let median = ns.get(ns.len() / 2).filter(|ns| **ns > 0 && !device.is_emulated());
+        Ok(median.map(|ns| bytes as f64 / *ns as f64))
+    }
+
     /// Refuses times of passes some of whose kernels are not in them.
     ///
     /// # Errors
@@ -77,7 +98,8 @@ impl<'m> Bench<'m> {
         if timeless + missing == 0 {
             return Ok(());
         }
-        let text = format!("CUPTI gave no times of {} of {launched} kernels and copies: the passes' times would be too short", timeless + missing);
+        let text =
+            format!("CUPTI gave no times of {} of {launched} kernels and copies: the passes' times would be too short", timeless + missing);
         Err(EngineError::Device(text).into())
     }
 }

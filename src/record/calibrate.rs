@@ -4,8 +4,9 @@ use super::RecordError;
 use super::bench::Bench;
 use super::facts::model_shape;
 use crate::engine::clock::Clock;
+use crate::engine::cuda::KernelBytes;
 use crate::engine::{Checkpoint, EngineError, ForwardTap, LogitRows, NoTap, RoutingPlan};
-use crate::metric::costs::{Cell, CostTable, MeasuredModel, SCHEMA, Timed};
+use crate::metric::costs::{Cell, CostTable, KernelCost, MeasuredModel, SCHEMA, Timed};
 use crate::trace::{Component, KernelEvent, Module};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -31,6 +32,8 @@ pub struct Grid {
     pub repeats: u32,
     /// Seed of tokens, experts and order.
     pub seed: u64,
+    /// Whether a device's kernels are to be told apart by name, with their bytes.
+    pub by_kernel: bool,
 }
 
 impl Grid {
@@ -56,23 +59,29 @@ impl Grid {
     }
 }
 
+/// A kernel's component and name.
+type Kernel = (&'static str, String);
+
 /// Adds up a pass's operations, or the kernels of a device.
 struct Meter {
     clock: Clock,
     ns: BTreeMap<&'static str, i64>,
     kernels: BTreeMap<&'static str, u32>,
+    /// By component and name, ns.
+    by_kernel: BTreeMap<Kernel, i64>,
     /// Begin of the first kernel and end of the last, ns.
     span: Option<(i64, i64)>,
 }
 
 impl Meter {
     fn new() -> Self {
-        Self { clock: Clock::start(), ns: BTreeMap::new(), kernels: BTreeMap::new(), span: None }
+        Self { clock: Clock::start(), ns: BTreeMap::new(), kernels: BTreeMap::new(), by_kernel: BTreeMap::new(), span: None }
     }
 
     fn clear(&mut self) {
         self.ns.clear();
         self.kernels.clear();
+        self.by_kernel.clear();
         self.span = None;
     }
 
@@ -104,8 +113,9 @@ impl ForwardTap for Meter {
         if kernel.grid.is_none() {
             return;
         }
-        let component = kernel.component.as_str();
-        *self.ns.entry(component).or_default() += kernel.end_ns - kernel.begin_ns;
+        let (component, ns) = (kernel.component.as_str(), kernel.end_ns - kernel.begin_ns);
+        *self.ns.entry(component).or_default() += ns;
+        *self.by_kernel.entry((component, kernel.name.into_owned())).or_default() += ns;
         *self.kernels.entry(component).or_default() += 1;
         let (begin, end) = self.span.unwrap_or((kernel.begin_ns, kernel.end_ns));
         self.span = Some((begin.min(kernel.begin_ns), end.max(kernel.end_ns)));
@@ -162,6 +172,9 @@ pub fn calibrate(
     }
 
     let mut meter = Meter::new();
+    let stream_gb_per_s = if grid.by_kernel { bench.stream_gb_per_s(meter.clock)? } else { None };
+    // By rows: a pass of a graph that was launched before says nothing.
+    let mut launched: BTreeMap<u16, Vec<KernelBytes>> = BTreeMap::new();
     let mut passes: Vec<Passes> = cells.iter().map(|_| Passes::default()).collect();
     let mut drafts = Vec::new();
     let total = u64::from(grid.repeats + 1) * cells.len() as u64;
@@ -181,6 +194,10 @@ pub fn calibrate(
             let begin = Instant::now();
             session.forward(&window[..usize::from(rows)], LogitRows::All, &mut meter)?;
             let wall = begin.elapsed();
+            let kernels = if grid.by_kernel { bench.launched_kernels() } else { Vec::new() };
+            if !kernels.is_empty() {
+                launched.insert(rows, kernels);
+            }
             session.commit(0, &mut NoTap)?;
             session.settle(&mut meter)?;
             // The first round warms caches and buffers.
@@ -203,7 +220,10 @@ pub fn calibrate(
         }
     }
     bench.check()?;
-    let measured = cells.into_iter().zip(passes).filter_map(|((rows, union), passes)| passes.cell(rows, union));
+    let measured = cells.into_iter().zip(passes).filter_map(|((rows, union), passes)| {
+        let tokens = u64::from(grid.context_len) + u64::from(rows);
+        passes.cell(rows, union, launched.get(&rows).map_or(&[], Vec::as_slice), tokens)
+    });
     Ok(Some(CostTable {
         schema: SCHEMA.to_owned(),
         written_by: format!("specprof {}", env!("CARGO_PKG_VERSION")),
@@ -211,6 +231,7 @@ pub fn calibrate(
         device: bench.device(),
         emulated: bench.is_emulated(),
         timed_by: Some(bench.timed_by()),
+        stream_gb_per_s,
         model: measured_model(&shape),
         context_len: grid.context_len,
         repeats: grid.repeats,
@@ -240,6 +261,7 @@ struct Passes {
     whole: Vec<f64>,
     components: BTreeMap<&'static str, Vec<f64>>,
     kernels: BTreeMap<&'static str, u32>,
+    by_kernel: BTreeMap<Kernel, Vec<f64>>,
     emulated: bool,
 }
 
@@ -250,18 +272,27 @@ impl Passes {
         self.emulated = emulated;
         if !emulated {
             meter.ns.iter().for_each(|(name, ns)| self.components.entry(name).or_default().push(*ns as f64 / 1e3));
+            meter.by_kernel.iter().for_each(|(kernel, ns)| self.by_kernel.entry(kernel.clone()).or_default().push(*ns as f64 / 1e3));
         }
     }
 
-    /// `None` when no pass was timed, except on an emulated device.
-    fn cell(mut self, rows: u16, union: u16) -> Option<Cell> {
+    /// `None` when no pass was timed, except on an emulated device. `launched` are the kernels of such a pass; its last row sees `tokens`.
+    fn cell(mut self, rows: u16, union: u16, launched: &[KernelBytes], tokens: u64) -> Option<Cell> {
         let pass = Timed::median(&mut self.whole);
         if pass.is_none() && !self.emulated {
             return None;
         }
         let of = |(name, mut times): (&str, Vec<f64>)| Some((name.to_owned(), Timed::median(&mut times)?)).filter(|(_, t)| t.us > 0.0);
         let kernels = self.kernels.into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
-        Some(Cell { rows, union, pass, components: self.components.into_iter().filter_map(of).collect(), kernels })
+        let by_kernel = launched.iter().map(|k| KernelCost {
+            component: k.component.as_str().to_owned(),
+            kernel: k.kernel.to_owned(),
+            launches: k.launches,
+            bytes: k.moved.map(|moved| moved.with(u64::from(union), tokens)),
+            time: self.by_kernel.get_mut(&(k.component.as_str(), k.kernel.to_owned())).and_then(|times| Timed::median(times)),
+        });
+        let by_kernel = by_kernel.collect();
+        Some(Cell { rows, union, pass, components: self.components.into_iter().filter_map(of).collect(), kernels, by_kernel })
     }
 }
 
@@ -279,7 +310,7 @@ mod tests {
     use crate::metric::costs::TimedBy;
 
     fn grid(rows: &[u16], unions: &[u16]) -> Grid {
-        Grid { rows: rows.to_vec(), unions: unions.to_vec(), context_len: 40, repeats: 6, seed: 3 }
+        Grid { rows: rows.to_vec(), unions: unions.to_vec(), context_len: 40, repeats: 6, seed: 3, by_kernel: false }
     }
 
     #[test]
@@ -335,7 +366,11 @@ mod tests {
         assert_eq!(table.cells.iter().map(|c| (c.rows, c.union)).collect::<Vec<_>>(), grid.cells(64, 4));
         for cell in &table.cells {
             let pass = cell.pass.unwrap();
-            assert!(cell.kernels.is_empty() && pass.ci95.is_some() && ["experts", "kda", "router", "head"].iter().all(|c| cell.components.contains_key(*c)));
+            assert!(
+                cell.kernels.is_empty()
+                    && pass.ci95.is_some()
+                    && ["experts", "kda", "router", "head"].iter().all(|c| cell.components.contains_key(*c))
+            );
             // No part of a pass takes longer than the longest pass.
             assert!(cell.components.values().all(|part| part.us <= pass.ci95.unwrap()[1]), "{cell:?}");
         }

@@ -4,7 +4,7 @@ use super::table::{Column, render};
 use super::wrap::{plain, titled};
 use super::{TextOptions, json};
 use crate::metric::Unit;
-use crate::metric::costs::{Cell, CostTable, Timed, TimedBy};
+use crate::metric::costs::{Cell, CostTable, KernelCost, Timed, TimedBy};
 use serde::Serialize;
 
 /// The value of `schema` in every table of step rates of this version.
@@ -92,7 +92,41 @@ pub fn text(table: &CostTable, slopes: Result<&Slopes, &str>, options: &TextOpti
         Column::new("mla").optional(2).cells(part("mla")),
         Column::new("head").optional(1).cells(part("head")),
     ];
-    out + &render(columns, options.width, |_, cell| cell.to_owned())
+    out + &render(columns, options.width, |_, cell| cell.to_owned()) + &kernels(table, options)
+}
+
+/// The kernels of the decode pass and of the widest pass, where they were told apart.
+fn kernels(table: &CostTable, options: &TextOptions) -> String {
+    let widest = table.cells.iter().max_by_key(|c| (c.rows, c.union)).filter(|c| c.rows > 1);
+    let shown = table.decode().into_iter().chain(widest).filter(|c| !c.by_kernel.is_empty());
+    shown.map(|cell| kernels_of(cell, table.stream_gb_per_s, options)).collect()
+}
+
+fn kernels_of(cell: &Cell, rate: Option<f64>, options: &TextOptions) -> String {
+    let floor = rate.map_or_else(
+        || "what they have to move, each byte once".to_owned(),
+        |rate| format!("floor: what their bytes take at the {rate:.0} GB/s at which the device reads"),
+    );
+    let head = format!("of a pass of {} rows and {} experts a layer; {floor}", cell.rows, cell.union);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let mut all: Vec<&KernelCost> = cell.by_kernel.iter().collect();
+    // The longest first; without times those that move most.
+    all.sort_by(|a, b| {
+        let key = |k: &KernelCost| (k.time.map_or(0.0, |time| time.us), k.bytes);
+        key(b).0.total_cmp(&key(a).0).then(key(b).1.cmp(&key(a).1))
+    });
+    let floor = |k: &KernelCost| rate.and_then(|rate| k.floor_us(rate));
+    let reached = |k: &KernelCost| Some(format!("{:.0} %", 100.0 * floor(k)? / k.time?.us));
+    let columns = vec![
+        Column::new("kernel").left().cells(all.iter().map(|k| plain(&k.kernel))),
+        Column::new("for").left().cells(all.iter().map(|k| plain(&k.component))),
+        Column::new("launches").cells(all.iter().map(|k| k.launches.to_string())),
+        Column::new("time").cells(all.iter().map(|k| or_dash(k.time.map(us)))),
+        Column::new("bytes").cells(all.iter().map(|k| or_dash(k.bytes.map(|bytes| Unit::Bytes.show(bytes as f64))))),
+        Column::new("floor").cells(all.iter().map(|k| or_dash(floor(k).map(|us| Unit::Microseconds.show(us))))),
+        Column::new("of the rate").cells(all.iter().map(|k| or_dash(reached(k)))),
+    ];
+    format!("\n{}\n{}", titled("kernels", &head, options.width, options.color), render(columns, options.width, |_, cell| cell.to_owned()))
 }
 
 /// What an emulated device shows: which kernels a pass has, and no times.
@@ -110,7 +144,7 @@ fn counts(table: &CostTable, options: &TextOptions) -> String {
         Column::new("mla").optional(2).cells(table.cells.iter().map(|c| of(c, "mla"))),
         Column::new("head").optional(1).cells(table.cells.iter().map(|c| of(c, "head"))),
     ];
-    out + &render(columns, options.width, |_, cell| cell.to_owned())
+    out + &render(columns, options.width, |_, cell| cell.to_owned()) + &kernels(table, options)
 }
 
 /// A table's step rates.

@@ -75,6 +75,54 @@ fn an_emulated_device_is_counted_and_never_timed() {
     assert!(code == 3 && stderr.contains("the passes' times would be too short"), "{stderr}");
 }
 
+/// The bytes of kernels are those of the shapes: by hand for some, and by the union for the experts.
+#[test]
+fn kernels_have_the_bytes_of_their_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = crate::kernels::emulator().parent().unwrap();
+    let mut tables = Vec::new();
+    for library in ["/nowhere/libcupti.so", driver.join("cupti").to_str().unwrap()] {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let args =
+            ["calibrate", "--backend", "cuda", "--model", "synthetic:ling-nano", "--quant", "fp8", "--rows", "1,3", "--repeats", "2"];
+        let out = command.args(args).args(["--context", "40", "--by-kernel", "--json", "-o"]).arg(dir.path().join("t.json"));
+        let out = out.env("LD_LIBRARY_PATH", driver).env("SPECPROF_CUPTI", library).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        tables.push(CostTable::parse(&std::fs::read_to_string(dir.path().join("t.json")).unwrap()).unwrap());
+    }
+    // Graphs or not: the same kernels.
+    assert_eq!(tables[0].cells, tables[1].cells);
+    let (table, c) = (&tables[0], Checkpoint::load(builtin::ling_nano()).unwrap().config);
+    assert!(table.stream_gb_per_s.is_none());
+    let routed = (c.layers - c.dense_layers) as u64;
+    for cell in &table.cells {
+        let (rows, union, k) = (u64::from(cell.rows), u64::from(cell.union), c.experts_per_token as u64);
+        let (hidden, inter, vocab) = (c.hidden as u64, c.expert_inter as u64, c.vocab as u64);
+        let bytes = |component: &str, kernel: &str| {
+            let found: Vec<_> = cell.by_kernel.iter().filter(|k| k.component == component && k.kernel.starts_with(kernel)).collect();
+            assert_eq!(found.len(), 1, "{component} {kernel}: {cell:?}");
+            assert!(found[0].time.is_none());
+            (u64::from(found[0].launches), found[0].bytes.unwrap())
+        };
+        // One matrix in FP8: a byte a weight, a scale of four bytes for each 128 x 128.
+        let matrix = hidden * inter + hidden.div_ceil(128) * inter.div_ceil(128) * 4;
+        let slots = rows * k * (hidden + inter) * 4;
+        assert_eq!(bytes("experts", "experts_gate_up_fp8"), (routed, routed * (2 * union * matrix + slots)));
+        assert_eq!(bytes("experts", "experts_down_fp8"), (routed, routed * (union * matrix + slots)));
+        assert_eq!(bytes("head", "dense_bf16"), (1, vocab * hidden * 2 + rows * (hidden + vocab) * 4));
+        assert_eq!(bytes("embedding", "embed_bf16"), (1, rows * hidden * 6));
+        // 40 tokens of context and the rows themselves, one split of 64 for each head.
+        let (latent, rope, heads) = (c.kv_lora_rank as u64, c.qk_rope_head_dim as u64, c.heads as u64);
+        let (layers, attended) = bytes("mla", "mla_attend");
+        assert_eq!(attended, layers * ((40 + rows) * (latent + rope) + rows * heads * (2 * latent + rope + 2)) * 4);
+        let by_component = |name: &str| cell.by_kernel.iter().filter(|k| k.component == name).map(|k| k.launches).sum::<u32>();
+        assert!(cell.kernels.iter().all(|(name, n)| by_component(name) == *n), "{cell:?}");
+        assert!(cell.by_kernel.iter().all(|k| k.bytes.is_some_and(|bytes| bytes > 0)), "{cell:?}");
+    }
+    let (code, _, stderr) = run(dir.path(), &["calibrate", "--model", "demo", "--by-kernel"]);
+    assert!(code == 2 && stderr.contains("--by-kernel goes with --backend cuda"), "{stderr}");
+}
+
 /// A table with planted costs, 100 µs a pass besides 2 µs for each distinct expert of four layers and 7 µs for each further row.
 fn planted(dir: &Path, model: &Value) -> String {
     let (k, layers) = (model["experts_per_token"].as_u64().unwrap(), model["moe_layers"].as_array().unwrap().len() as u64);

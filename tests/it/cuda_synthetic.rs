@@ -17,7 +17,8 @@ const QUANTS: [&str; 4] = ["bf16", "fp8", "mxfp4", "int4"];
 fn made_up_models_of_every_storage_decode_as_on_the_cpu() {
     let dir = tempfile::tempdir().unwrap();
     for quant in QUANTS {
-        let args = ["--model", "synthetic:ling-nano", "--quant", quant, "--prompt-tokens", "20", "--requests", "2", "--max-new-tokens", "14"];
+        let args =
+            ["--model", "synthetic:ling-nano", "--quant", quant, "--prompt-tokens", "20", "--requests", "2", "--max-new-tokens", "14"];
         let (cpu, cuda) = both(dir.path(), &[&args[..], &["--ignore-eos", "--baseline-steps", "2"]].concat(), &[("EMU_LAZY", "1")]);
         compare(quant, &cpu, &cuda);
         let (a, b) = (&cpu.manifest().model, &cuda.manifest().model);

@@ -133,7 +133,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn table(cells: &[(u16, u16, f64)]) -> CostTable {
-        let cell = |&(rows, union, us): &(u16, u16, f64)| Cell { rows, union, pass: Some(Timed { us, ci95: None }), components: [].into(), kernels: [].into() };
+        let cell = |&(rows, union, us): &(u16, u16, f64)| Cell {
+            rows,
+            union,
+            pass: Some(Timed { us, ci95: None }),
+            components: [].into(),
+            kernels: [].into(),
+            by_kernel: Vec::new(),
+        };
         let shape = manifest(&[1, 2], 64, 2).model;
         CostTable {
             schema: SCHEMA.into(),
@@ -142,6 +149,7 @@ mod tests {
             device: "a device".into(),
             emulated: false,
             timed_by: None,
+            stream_gb_per_s: None,
             model: MeasuredModel {
                 name: shape.name,
                 moe_layers: 2,

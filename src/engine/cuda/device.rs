@@ -3,12 +3,13 @@
 
 use super::cupti::{CuptiFacts, Profiler};
 use super::graph::GraphUse;
+use super::moved::{KernelBytes, Ledger, Moved};
 use super::timer::{Launched, Timer};
 use super::{images, ops, symbols};
 use crate::engine::clock::Clock;
 use crate::engine::made::Recipe;
 use crate::engine::{EngineError, ForwardTap};
-use crate::trace::{Component, Module, quiet};
+use crate::trace::{Component, KernelEvent, Module, quiet};
 use cudarc::driver::{DriverError, result, sys};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -31,6 +32,7 @@ pub struct Device {
     /// Whether launches become nodes of a graph just now.
     pub(super) capturing: Cell<bool>,
     profiler: RefCell<Option<Profiler>>,
+    ledger: RefCell<Ledger>,
     /// Times of the pass that is being launched.
     pub(super) timer: RefCell<Timer>,
     name: String,
@@ -162,6 +164,7 @@ impl Device {
             graphs: RefCell::default(),
             capturing: Cell::new(false),
             profiler: RefCell::new(profiler),
+            ledger: RefCell::default(),
             timer: RefCell::new(Timer::new(stream)),
             name,
             uuid: result::device::get_uuid(ordinal).ok().map(|uuid| uuid_text(uuid.bytes.map(|b| b as u8))),
@@ -230,6 +233,7 @@ impl Device {
 
     /// Begins a pass or a commit of a module, timed when there is a clock.
     pub(super) fn start(&self, module: Module, clock: Option<Clock>) -> Result<(), EngineError> {
+        self.ledger.borrow_mut().clear();
         let mut profiler = self.profiler.borrow_mut();
         let Some(profiler) = &mut *profiler else { return self.timer.borrow_mut().start(module, clock) };
         self.timer.borrow_mut().start(module, None)?;
@@ -239,6 +243,17 @@ impl Device {
     /// What the next launches work for.
     pub(super) fn label(&self, layer: Option<usize>, component: Component) {
         self.timer.borrow_mut().label(layer, component);
+    }
+
+    /// Takes down what the next launch has to move.
+    pub(super) fn note(&self, kernel: &'static str, moved: Option<Moved>) {
+        let component = self.timer.borrow().shown();
+        self.ledger.borrow_mut().add(component, kernel, moved);
+    }
+
+    /// What was launched one by one, or captured, since the last pass began; a graph that is launched again is not among it.
+    pub fn launched_kernels(&self) -> Vec<KernelBytes> {
+        self.ledger.borrow().kernels()
     }
 
     /// Does `launch`, which launches one kernel or copy.
@@ -274,11 +289,16 @@ impl Device {
 
     /// Tells a tap of the kernels that CUPTI has recorded since the step began; waits for them.
     pub(super) fn settle(&self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
-        let mut profiler = self.profiler.borrow_mut();
-        let Some(profiler) = profiler.as_mut().filter(|p| p.is_recording()) else { return Ok(()) };
-        self.wait()?;
-        profiler.take()?.into_iter().for_each(|kernel| tap.kernel(kernel));
+        self.taken()?.into_iter().for_each(|kernel| tap.kernel(kernel));
         Ok(())
+    }
+
+    /// The kernels that CUPTI has recorded since the step began; waits for them.
+    pub(super) fn taken(&self) -> Result<Vec<KernelEvent>, EngineError> {
+        let mut profiler = self.profiler.borrow_mut();
+        let Some(profiler) = profiler.as_mut().filter(|p| p.is_recording()) else { return Ok(Vec::new()) };
+        self.wait()?;
+        profiler.take()
     }
 
     /// What CUPTI has recorded so far; `None` where it times nothing.

@@ -132,6 +132,11 @@ impl DeviceMatrix {
         Self::upload(device, name, std::iter::once(m))
     }
 
+    /// Stored bytes of one matrix, codes and scales.
+    pub fn stored(&self) -> usize {
+        (self.strides.codes + self.strides.scales) as usize
+    }
+
     /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.raw.rows as usize

@@ -15,6 +15,7 @@ mod graph;
 mod images;
 mod launch;
 mod matrix;
+mod moved;
 mod mtp;
 mod ops;
 mod pass;
@@ -24,6 +25,7 @@ mod planned;
 mod session;
 mod sides;
 mod state;
+mod stream;
 mod symbols;
 mod timer;
 mod weights;
@@ -33,10 +35,12 @@ pub use block::CudaDspark;
 pub use cupti::{CuptiFacts, is_of_cupti};
 pub use device::Device;
 pub use graph::GraphUse;
+pub use moved::{KernelBytes, Moved};
 pub use mtp::CudaMtp;
 pub use plan::MemoryPlan;
 pub use session::{CudaSession, TapPoint};
 pub use sides::CudaSides;
+pub use stream::StreamTimes;
 pub use weights::DeviceWeights;
 
 /// Most rows of one pass of the kernels; longer ones are cut. A window has at most 16.

@@ -176,7 +176,7 @@ impl Pass<'_> {
         // An expert is chosen once a row, and there are no more distinct ones than choices or experts.
         let most = (rows * k).min(c.experts);
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
-        ops::experts(d, &mlp, ws.plan(), (most, rows), x, limit, (ws.mid.at(0), ws.routed.at(0)), self.site(layer, Part::Experts))
+        ops::experts(d, &mlp, ws.plan(), (most, rows, rows * k), x, limit, (ws.mid.at(0), ws.routed.at(0)), self.site(layer, Part::Experts))
     }
 
     /// A gated MLP outside the routing, over all rows.
@@ -184,7 +184,7 @@ impl Pass<'_> {
         let ws = self.ws;
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
         let out = (ws.mid.at(0), ws.branch.at(0));
-        ops::experts(self.device, &mlp, ws.one(), (1, self.rows), ws.normed.at(0), limit, out, self.site(layer, Part::Mlp))
+        ops::experts(self.device, &mlp, ws.one(), (1, self.rows, self.rows), ws.normed.at(0), limit, out, self.site(layer, Part::Mlp))
     }
 
     /// Brings the results to the host: logits and hidden rows, then the routers' choices.
