@@ -4,7 +4,8 @@
 // made by a dense projection. Ids go straight to the route ring, `[rows, k]` of u16, which is what a recorder copies out: the tap adds no node.
 // Scores are sigmoids; the bias counts for the choice alone; a group counts by its two best; the lower index wins a tie; a NaN
 // counts as -infinity. Weights: score / (sum of the chosen + 1e-20) * scaling. Reference: engine::router.
-// Bytes moved: rows * experts * 4 + experts * 4 + rows * k * 6.
+// With `planned`, `[rows, k]` of u16, these experts take the place of the chosen ones, in descending order of their scores.
+// Bytes moved: rows * experts * 4 + experts * 4 + rows * k * 6, and rows * k * 2 with a plan.
 #include "sp_intrin.cuh"
 
 // The best score of a warp and the lowest index that has it, -1 when no lane has one.
@@ -17,10 +18,12 @@ SP_DEVICE void sp_warp_best(float& score, int& index) {
     }
 }
 
+SP_DEVICE float sp_sortable(float score) { return score == score ? score : -sp_infinity(); }
+
 extern "C" __global__ void __launch_bounds__(32)
 route(
-    const float* logits, const float* bias, int experts, int k, int groups, int groups_kept, float scaling, int normalise, u16* ids,
-    float* weights, int* damage, int site) {
+    const float* logits, const float* bias, int experts, int k, int groups, int groups_kept, float scaling, int normalise,
+    const u16* planned, u16* ids, float* weights, int* damage, int site) {
     SP_DYNAMIC_SHARED(float, scores);
     float* biased = scores + experts;
     float* sums = biased + experts;
@@ -70,6 +73,24 @@ route(
         if (lane == rank % 32 && rank < 32) mine = index;
         sum += scores[index];
         __syncwarp();
+    }
+    if (planned) {
+        const u16* own = planned + (u64)blockIdx.x * k;
+        // The candidates are no longer needed.
+        int* order = (int*)biased;
+        if (lane < k) {
+            int place = 0;
+            float score = sp_sortable(scores[own[lane]]);
+            for (int i = 0; i < k; i++) {
+                float other = sp_sortable(scores[own[i]]);
+                place += other > score || (other == score && own[i] < own[lane]);
+            }
+            order[place] = own[lane];
+        }
+        __syncwarp();
+        sum = 0.0f;
+        for (int rank = 0; rank < k; rank++) sum += scores[order[rank]];
+        if (lane < k) mine = order[lane];
     }
     if (!normalise) sum = 1.0f;
     else sum += 1e-20f;

@@ -3,10 +3,15 @@
 #
 #   reports/gpu/measure.sh [SPECPROF]     the program, else `specprof` from PATH
 #
-# 1. the built-in model decodes to the same tokens as on the CPU; 2. made-up FP8 models decode and verify with 1, 3, 5 and 8 drafts,
-# kernels timed by events; 3. one table of it goes to reports/gpu/, named by device and date. Refuses to run without a GPU, and on the
-# tests' emulator, whose times mean nothing. NOT YET RUN ON A GPU. What the CUDA engine cannot do yet is not in it: exact
-# unions (`calibrate`), weights made on the device, single kernels against their bytes.
+# 1. The built-in model decodes to the same tokens as on the CPU, with made-up weights and planned experts too. 2. Made-up models, FP8 by
+# default, decode and verify with 1, 3, 5 and 8 drafts, with kernels untimed, so that steps run as graphs. 3. `calibrate` measures passes by
+# rows and distinct experts, and every kernel beside the time that its bytes take at the rate at which the device reads. One file of it goes
+# to reports/gpu/, named by device and date. NOT YET RUN ON A GPU.
+#
+# SPECPROF_GPU_SHAPES, SPECPROF_GPU_QUANT: other shapes than "ling-3.0-tiny ling-3.0-flash" and another storage than fp8.
+# SPECPROF_GPU_CONTEXT, SPECPROF_GPU_TOKENS, SPECPROF_GPU_REPEATS: tokens of a prompt and in the caches, tokens of each of four requests, and
+# passes of each cell; 256, 128 and 15.
+# SPECPROF_GPU_DRY=DIR: also run on the tests' emulator, and write to DIR: no number of its file is a time, and the file says so.
 set -eu
 specprof=${1:-specprof}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,61 +20,113 @@ fail() { echo "measure.sh: $1" >&2; exit "$2"; }
 command -v "$specprof" >/dev/null || fail "$specprof: no such program; build it, or name it: measure.sh PATH" 2
 doctor=$("$specprof" doctor)
 line=$(printf '%s\n' "$doctor" | grep '^cuda backend') || fail "doctor says nothing of the CUDA backend" 3
+dry=${SPECPROF_GPU_DRY:-}
 case $line in
     *unavailable*) printf '%s\n' "$doctor" >&2; fail "no GPU that the CUDA engine can use; see above" 3 ;;
-    *"no GPU"* | *emulator*) fail "the driver is the tests' emulator: its times mean nothing" 3 ;;
+    *"no GPU"* | *emulator*) [ -n "$dry" ] || fail "the driver is the tests' emulator: its times mean nothing" 3; here=$dry ;;
+    *) [ -z "$dry" ] || fail "SPECPROF_GPU_DRY is for the tests' emulator, and this is a device" 2 ;;
 esac
+shapes=${SPECPROF_GPU_SHAPES:-ling-3.0-tiny ling-3.0-flash}
+quant=${SPECPROF_GPU_QUANT:-fp8}
+context=${SPECPROF_GPU_CONTEXT:-256}
+tokens=${SPECPROF_GPU_TOKENS:-128}
+repeats=${SPECPROF_GPU_REPEATS:-15}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # A value of a manifest or report: the first line with the key.
 value() { sed -n "s/^ *\"$1\": *\"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$2" | head -n 1; }
-
-for backend in cpu cuda; do
-    "$specprof" -q record --model demo --workload chat --max-new-tokens 64 --backend $backend --out "$work/nano-$backend" >/dev/null
-done
-cpu=$(value token_hash "$work/nano-cpu/manifest.json")
-cuda=$(value token_hash "$work/nano-cuda/manifest.json")
-[ -n "$cpu" ] || fail "the CPU's trace has no token hash" 1
-parity="the same tokens as on the CPU"
-[ "$cpu" = "$cuda" ] || parity="OTHER TOKENS than on the CPU ($cuda, not $cpu)"
+# A reason in one cell of a table.
+cell() { tr '\n|' '  ' <"$1"; }
 
 name=$(printf '%s\n' "$line" | sed 's/^cuda backend *[a-z]* *//; s/ runs the kernels.*//')
 slug=$(printf '%s' "$name" | tr -c 'A-Za-z0-9' '-' | tr 'A-Z' 'a-z')
 table="$here/$slug-$(date -u +%Y%m%d-%H%M).md"
+differs=
 {
     echo "# $name, $(date -u '+%Y-%m-%d %H:%M') UTC"
     echo
-    echo "$("$specprof" --version); built-in model: $parity"
+    [ -z "$dry" ] || { echo "**Emulated: no device ran, and nothing here is a time of one.**"; echo; }
+    "$specprof" --version
     echo
     echo '```'
     printf '%s\n' "$doctor"
     echo '```'
     echo
+    echo "## Parity with the CPU engine"
+    echo
+    echo "| model | experts | tokens |"
+    echo "|---|---|---|"
+} >"$work/table.md"
+
+# Model, storage (- = as stored) and routing.
+parity() {
+    model=$1 routing=$3
+    quantised=
+    [ "$2" = - ] || quantised="--quant $2"
+    for backend in cpu cuda; do
+        # shellcheck disable=SC2086
+        "$specprof" -q record --model "$model" $quantised --routing "$routing" --prompt-tokens 24 --requests 2 --max-new-tokens 32 --ignore-eos \
+            --seed 1 --backend $backend --out "$work/parity-$backend" --force >/dev/null 2>"$work/error" ||
+            fail "$model on $backend: $(cell "$work/error")" 3
+    done
+    cpu=$(value token_hash "$work/parity-cpu/manifest.json")
+    cuda=$(value token_hash "$work/parity-cuda/manifest.json")
+    [ -n "$cpu" ] || fail "the CPU's trace has no token hash" 1
+    same="the same"
+    [ "$cpu" = "$cuda" ] || { same="OTHER ($cuda, not $cpu)"; differs="$differs $model"; }
+    echo "| $model $quantised | $routing | $same |" >>"$work/table.md"
+}
+parity demo - model
+for storage in bf16 fp8 mxfp4 int4; do
+    parity synthetic:ling-nano $storage model
+done
+parity synthetic:ling-nano fp8 uniform
+
+{
+    echo
+    echo "## Steps"
+    echo
+    echo "Windows of 1 and more drafts beside plain decode steps of the same run, which run as graphs; experts by a uniform plan."
+    echo
     echo "| model | drafts | verify ratio | step ratio | break-even | decode step, µs |"
     echo "|---|---|---|---|---|---|"
-} >"$work/table.md"
-for model in ling-3.0-tiny ling-3.0-flash; do
+} >>"$work/table.md"
+for shape in $shapes; do
     # ling-3.0-tiny has no MTP block: looked-up drafts give windows only where the text repeats itself.
     draft=mtp
-    [ $model = ling-3.0-flash ] || draft=ngram
+    [ "$shape" != ling-3.0-tiny ] || draft=ngram
     for drafts in 1 3 5 8; do
-        run="$work/$model-$drafts"
-        if "$specprof" -q record --backend cuda --model synthetic:$model --quant fp8 --draft $draft --draft-len $drafts --prompt-tokens 256 --requests 4 \
-            --max-new-tokens 128 --ignore-eos --baseline-steps 64 --warmup 1 --out "$run" >/dev/null 2>"$work/error"; then
+        run="$work/$shape-$drafts"
+        if "$specprof" -q record --backend cuda --model "synthetic:$shape" --quant "$quant" --routing uniform --kernels off --draft $draft \
+            --draft-len $drafts --prompt-tokens "$context" --requests 4 --max-new-tokens "$tokens" --ignore-eos --baseline-steps 64 --warmup 1 \
+            --out "$run" >/dev/null 2>"$work/error"; then
             "$specprof" -q report "$run" --format json -o "$run.json"
-            row="| $model fp8 | $drafts"
+            row="| $shape $quant | $drafts"
             for key in verify_ratio step_ratio break_even decode_step_us; do
                 found=$(value $key "$run.json")
+                [ "$found" != null ] || found=
                 row="$row | ${found:-unknown}"
             done
             echo "$row |" >>"$work/table.md"
             rm -rf "$run"
         else
-            echo "| $model fp8 | $drafts | not run: $(tr '\n|' '  ' <"$work/error") | | | |" >>"$work/table.md"
+            echo "| $shape $quant | $drafts | not run: $(cell "$work/error") | | | |" >>"$work/table.md"
         fi
     done
 done
+
+for shape in $shapes; do
+    {
+        echo
+        echo "## Passes and kernels of $shape $quant"
+        echo
+        echo '```'
+        "$specprof" -q calibrate --backend cuda --model "synthetic:$shape" --quant "$quant" --rows 1,2,4,6,9,16 --context "$context" --repeats "$repeats" \
+            --by-kernel 2>"$work/error" || echo "not run: $(cell "$work/error")"
+        echo '```'
+    } >>"$work/table.md"
+done
 cp "$work/table.md" "$table"
 cat "$table"
-[ "$cpu" = "$cuda" ] || fail "the built-in model's tokens differ between CPU and GPU" 1
+[ -z "$differs" ] || fail "tokens differ between CPU and GPU:$differs" 1

@@ -3,12 +3,14 @@
 use super::exit::Failure;
 use super::interrupt;
 use super::record::Backend;
+use super::run_args::{Quant, open_model};
 use super::ui::{Output, Ui};
 use crate::analysis;
-use crate::engine::Checkpoint;
+use crate::engine::EngineError;
 use crate::metric::costs::CostTable;
-use crate::record::calibrate::{Grid, calibrate};
-use crate::record::{model_shape, why_no_cuda};
+use crate::record::bench::Bench;
+use crate::record::calibrate::{self, Grid};
+use crate::record::{RecordError, model_shape, why_no_cuda};
 use crate::report::TextOptions;
 use crate::report::costs::{self, Slopes};
 use std::fs::File;
@@ -24,6 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   specprof calibrate --model demo
   specprof calibrate --model ./Ling-3.0-tiny --rows 1,2,4,8 --context 2048 --json -o costs.json
+  specprof calibrate --model synthetic:ling-3.0-flash --quant fp8 --backend cuda --json -o costs.json
   specprof advise traces/run1 --costs costs.json
   specprof export costs.json --format sps -o sps.json
 
@@ -34,13 +37,18 @@ random for every pass and not chosen by the router, so that every union of the g
 ///
 /// Runs passes of some rows whose rows together wake some number of distinct experts in every layer, and says how long they take, whole
 /// and by component, as medians with 95 % intervals. `advise --costs` judges draft lengths by such a table, also of traces that have no
-/// times of their own; `export --format sps` writes it as step rates. On the CPU engine times are wall times.
+/// times of their own; `export --format sps` writes it as step rates. On the CPU engine times are wall times; on a GPU they are those of its
+/// kernels, by CUPTI where it can be used, else by an event after each kernel, without graphs.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Checkpoint directory, or `demo` for the built-in model
-    #[arg(long, value_name = "DIR|demo")]
+    /// Checkpoint directory, `demo` for the built-in model, or `synthetic:SHAPE` for made-up weights of the shape ling-3.0-flash,
+    /// ling-3.0-tiny or ling-nano
+    #[arg(long, value_name = "DIR|demo|synthetic:SHAPE")]
     model: PathBuf,
+    /// How a synthetic model's weights are stored [default: bf16]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    quant: Option<Quant>,
     /// What runs the model
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t = Backend::Auto)]
     backend: Backend,
@@ -56,6 +64,9 @@ pub struct Args {
     /// Passes of each cell
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
+    /// Each kernel of a device beside the time that its bytes take at the rate at which the device reads (with --backend cuda)
+    #[arg(long)]
+    by_kernel: bool,
     /// Seed of tokens, experts and order
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
@@ -69,18 +80,28 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    if args.backend == Backend::Cuda {
-        let why = why_no_cuda().unwrap_or_else(|| "the device's choice of experts cannot be steered yet".to_owned());
+    if args.backend == Backend::Cuda
+        && let Some(why) = why_no_cuda()
+    {
         return Err(Failure::Environment(format!("--backend cuda: {why}; use --backend cpu")));
     }
+    if args.by_kernel && args.backend != Backend::Cuda {
+        return Err(Failure::Input("--by-kernel goes with --backend cuda; the CPU engine has no kernels".into()));
+    }
     let output = Output::open(args.output.as_deref())?;
-    let checkpoint = Checkpoint::resolve(&args.model)?;
+    let checkpoint = open_model(&args.model, args.quant, args.backend.kind())?;
     let most = checkpoint.config.max_position.saturating_sub(usize::from(MAX_ROWS));
     if args.context as usize > most {
         return Err(Failure::Input(format!("--context {}: the model has room for {most} tokens before a window", args.context)));
     }
-    let grid =
-        Grid { rows: args.rows.clone(), unions: args.unions.clone(), context_len: args.context, repeats: args.repeats, seed: args.seed };
+    let grid = Grid {
+        rows: args.rows.clone(),
+        unions: args.unions.clone(),
+        context_len: args.context,
+        repeats: args.repeats,
+        seed: args.seed,
+        by_kernel: args.by_kernel,
+    };
     let shape = model_shape(&checkpoint);
     let (k, impossible) = (shape.experts_per_token, grid.impossible(shape.experts, shape.experts_per_token));
     if let [first, ..] = impossible[..] {
@@ -89,12 +110,18 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         return Err(Failure::Input(text));
     }
     let (stop, bar) = (interrupt::stop_flag(), ui.progress(1, "passes"));
-    let measured = calibrate(&checkpoint, &grid, &stop, &mut |done, of| {
-        bar.set_length(of);
-        bar.set_position(done);
+    let measured = Bench::open(&checkpoint, args.backend.kind(), calibrate::tokens(&grid)).and_then(|bench| {
+        calibrate::calibrate(&checkpoint, &bench, &grid, &stop, &mut |done, of| {
+            bar.set_length(of);
+            bar.set_position(done);
+        })
     });
     bar.finish_and_clear();
-    let Some(table) = measured? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
+    let failure = |error| match error {
+        RecordError::Engine(EngineError::Device(reason)) => Failure::Environment(format!("--backend cuda: {reason}")),
+        other => other.into(),
+    };
+    let Some(table) = measured.map_err(failure)? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
     let rendered = if args.json {
         costs::table_json(&table).map_err(|e| Failure::Environment(format!("cannot write the table as JSON: {e}")))?
     } else {
@@ -107,10 +134,10 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     output.finish(ui, &rendered)
 }
 
-/// Reads a cost table.
+/// Reads a cost table whose times are to be used.
 ///
 /// # Errors
-/// [`Failure::Input`] when there is no such file, [`Failure::Corrupt`] when it is no table.
+/// [`Failure::Input`] when there is no such file or the table has no times, [`Failure::Corrupt`] when it is no table.
 pub(super) fn cost_table(path: &Path) -> Result<CostTable, Failure> {
     let named = |text: String| format!("{}: {text}", path.display());
     let unreadable = |e: std::io::Error| match e.kind() {
@@ -122,5 +149,10 @@ pub(super) fn cost_table(path: &Path) -> Result<CostTable, Failure> {
     if text.len() as u64 > MAX_TABLE_BYTES {
         return Err(Failure::Corrupt(named(format!("is larger than {MAX_TABLE_BYTES} bytes, which no cost table is"))));
     }
-    CostTable::parse(&text).map_err(|why| Failure::Corrupt(named(why)))
+    let table = CostTable::parse(&text).map_err(|why| Failure::Corrupt(named(why)))?;
+    if table.emulated {
+        let why = "was made on the tests' emulator of a GPU: it counts kernels and has no times; calibrate on a device";
+        return Err(Failure::Input(named(why.to_owned())));
+    }
+    Ok(table)
 }

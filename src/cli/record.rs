@@ -95,6 +95,13 @@ pub(super) enum Backend {
     Cuda,
 }
 
+impl Backend {
+    /// What runs the model. A GPU is taken when it is asked for: the engine on it has not been run on one yet.
+    pub fn kind(self) -> BackendKind {
+        if self == Self::Cuda { BackendKind::Cuda } else { BackendKind::Cpu }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Kernels {
     /// As the backend allows: on the CPU, wall time of each operation by layer and component; on a GPU, by CUPTI where it can be
@@ -154,8 +161,7 @@ impl Args {
         };
         options.kernel_every = self.kernel_every;
         options.self_check = self.self_check;
-        // A GPU is taken when it is asked for: the engine on it has not been run on one yet.
-        options.backend = if self.backend == Backend::Cuda { BackendKind::Cuda } else { BackendKind::Cpu };
+        options.backend = self.backend.kind();
         options
     }
 
@@ -187,7 +193,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     for ignored in args.without_effect(&prompts) {
         ui.warn(&ignored);
     }
-    let (checkpoint, drafter) = args.run.open()?;
+    let (checkpoint, drafter) = args.run.open(args.backend.kind())?;
     ui.detail(&format!("{}: {} tensors, identity {}", checkpoint.name, checkpoint.inventory.total().tensors, checkpoint.identity));
     if let Some(drafter) = &drafter {
         ui.detail(&format!("{}: {} tensors, identity {}", drafter.name, drafter.inventory.total().tensors, drafter.identity));

@@ -6,7 +6,7 @@ use crate::engine::presets::Layout;
 use crate::engine::sampling::Sampling;
 use crate::engine::synthetic::Synthetic;
 use crate::engine::{Checkpoint, DsparkCheckpoint, Routing};
-use crate::record::{Options, Prompt, RecordError, Workload, machine, workload};
+use crate::record::{BackendKind, Options, Prompt, RecordError, Workload, machine, workload};
 use std::path::{Path, PathBuf};
 
 /// Arguments of every recording.
@@ -166,8 +166,8 @@ impl RunArgs {
     }
 
     /// The model, and the drafter's checkpoint where one is named.
-    pub fn open(&self) -> Result<(Checkpoint, Option<DsparkCheckpoint>), Failure> {
-        let checkpoint = open_model(&self.model, self.quant)?;
+    pub fn open(&self, backend: BackendKind) -> Result<(Checkpoint, Option<DsparkCheckpoint>), Failure> {
+        let checkpoint = open_model(&self.model, self.quant, backend)?;
         let drafter = self.draft_model.as_deref().map(|dir| DsparkCheckpoint::open(dir, &checkpoint.config)).transpose()?;
         Ok((checkpoint, drafter))
     }
@@ -221,9 +221,10 @@ pub(super) fn synthetic(name: &Path, quant: Option<Quant>) -> Result<Option<Synt
     }
 }
 
-/// Opens a checkpoint, or makes a synthetic model's weights.
-pub(super) fn open_model(name: &Path, quant: Option<Quant>) -> Result<Checkpoint, Failure> {
+/// Opens a checkpoint, or makes a synthetic model's weights; a device makes them by itself.
+pub(super) fn open_model(name: &Path, quant: Option<Quant>, backend: BackendKind) -> Result<Checkpoint, Failure> {
     match synthetic(name, quant)? {
+        Some(model) if backend == BackendKind::Cuda => Ok(model.for_device()?),
         Some(model) => Ok(model.open(machine::memory().map(|memory| memory.available))?),
         None => Ok(Checkpoint::resolve(name)?),
     }

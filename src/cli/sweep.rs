@@ -11,8 +11,8 @@ use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
 use crate::metric::advice::{Advice, CostSource, DraftLength};
 use crate::metric::sweep::{SCHEMA, Sweep, SweepCell, SweepPoint};
 use crate::metric::{Interval, Report};
-use crate::record::Plan;
 use crate::record::sweep::{Cell, Grid, fingerprint};
+use crate::record::{BackendKind, Plan};
 use crate::report::{TextOptions, sweep};
 use crate::trace::Trace;
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         let tag = args.by_tag.as_deref().unwrap_or_default();
         return Err(Failure::Input(format!("--by-tag {tag}: no prompt has this tag")));
     }
-    let (checkpoint, drafter) = args.run.open()?;
+    let (checkpoint, drafter) = args.run.open(BackendKind::Cpu)?;
     // Every cell is checked before the first is recorded.
     let plans = cells
         .iter()

@@ -23,11 +23,6 @@ impl<'t> Laps<'t> {
         Self { tap, clock, module, layer, since }
     }
 
-    /// Lets the tap replace a layer's choice.
-    pub fn steer(&mut self, ids: &mut [u16]) -> bool {
-        self.layer.is_some_and(|layer| self.tap.steer(self.module, layer, ids))
-    }
-
     /// Ends a lap, which was spent on `component`, and starts the next.
     pub fn lap(&mut self, component: Component) {
         if let Some(clock) = self.clock {

@@ -4,6 +4,7 @@
 //! and bandwidth follow the bytes that are touched.
 
 use super::decode::{self, NibblePairs};
+use super::made::{Made, Recipe};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,39 +12,74 @@ use std::sync::Arc;
 pub trait Storage: AsRef<[u8]> + Send + Sync + std::fmt::Debug {}
 impl<T: AsRef<[u8]> + Send + Sync + std::fmt::Debug> Storage for T {}
 
-/// The bytes of one tensor within a storage.
+/// The bytes of one tensor: within a storage, or made when they are looked at.
 #[derive(Debug, Clone)]
-pub struct TensorBytes {
-    storage: Arc<dyn Storage>,
-    range: Range<usize>,
+pub struct TensorBytes(Place);
+
+#[derive(Debug, Clone)]
+enum Place {
+    Stored(Arc<dyn Storage>, Range<usize>),
+    Made(Arc<Made>),
 }
 
 impl TensorBytes {
     /// The bytes `range` of `storage`; `None` when they are not inside it.
     pub fn new(storage: Arc<dyn Storage>, range: Range<usize>) -> Option<Self> {
         (*storage).as_ref().get(range.clone())?;
-        Some(Self { storage, range })
+        Some(Self(Place::Stored(storage, range)))
+    }
+
+    /// Bytes by a recipe, which are in nobody's memory yet.
+    pub fn made(recipe: Recipe) -> Self {
+        Self(Place::Made(Arc::new(Made::new(recipe))))
     }
 
     /// No bytes.
     pub fn empty() -> Self {
         static EMPTY: [u8; 0] = [];
-        Self { storage: Arc::new(&EMPTY[..]), range: 0..0 }
+        Self(Place::Stored(Arc::new(&EMPTY[..]), 0..0))
     }
 
-    /// The bytes. No alignment is promised.
+    /// The bytes. No alignment is promised. Those of a recipe stay in memory from here on.
     pub fn as_slice(&self) -> &[u8] {
-        &(*self.storage).as_ref()[self.range.clone()]
+        match &self.0 {
+            Place::Stored(storage, range) => &(**storage).as_ref()[range.clone()],
+            Place::Made(made) => made.bytes(),
+        }
+    }
+
+    /// Puts bytes by a recipe into the host's memory.
+    pub fn hold(&self) {
+        let _ = self.as_slice();
+    }
+
+    /// What the bytes are made by, if they are.
+    pub fn recipe(&self) -> Option<Recipe> {
+        match &self.0 {
+            Place::Stored(..) => None,
+            Place::Made(made) => Some(made.recipe()),
+        }
+    }
+
+    /// Whether the host's memory, or a file of it, has them.
+    pub fn is_held(&self) -> bool {
+        match &self.0 {
+            Place::Stored(..) => true,
+            Place::Made(made) => made.is_held(),
+        }
     }
 
     /// Number of bytes.
     pub fn len(&self) -> usize {
-        self.range.len()
+        match &self.0 {
+            Place::Stored(_, range) => range.len(),
+            Place::Made(made) => made.recipe().bytes,
+        }
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
+        self.len() == 0
     }
 }
 
@@ -205,8 +241,19 @@ impl Matrix {
     }
 
     /// The stored codes of all rows, without scales.
-    pub(super) fn codes(&self) -> &[u8] {
-        self.data.as_slice()
+    pub(super) fn codes(&self) -> &TensorBytes {
+        &self.data
+    }
+
+    /// Puts codes and scales that are made by a recipe into the host's memory.
+    pub fn hold(&self) {
+        self.data.hold();
+        self.format.scales().into_iter().for_each(TensorBytes::hold);
+    }
+
+    /// Whether codes and scales are in the host's memory or a file of it.
+    pub fn is_held(&self) -> bool {
+        self.data.is_held() && self.format.scales().is_none_or(TensorBytes::is_held)
     }
 
     /// The stored bytes of rows `rows` when they are plain BF16, for kernels that decode in registers.

@@ -114,18 +114,12 @@ pub(super) fn moe<'s>(
         let at = row * k..(row + 1) * k;
         let (scores, ids, weights) = (&mut logits[row * experts..][..experts], &mut ids[at.clone()], &mut weights[at]);
         routing.choose(scores, &w.bias, biased, ids, weights);
-        if let Some(planned) = planned {
-            planned.plan.choose(planned.layer, planned.first, row, ids);
-            routing.adopt(scores, ids, weights);
-        }
     }
-    if laps.steer(ids) {
-        if ids.iter().any(|id| usize::from(*id) >= experts) {
-            return Err(Damage("a choice beyond the experts"));
-        }
+    if let Some(planned) = planned {
+        planned.plan.choose(planned.layer, planned.first, ids);
         for row in 0..rows {
             let at = row * k..(row + 1) * k;
-            routing.weigh(&logits[row * experts..][..experts], &ids[at.clone()], &mut weights[at]);
+            routing.adopt(&logits[row * experts..][..experts], &mut ids[at.clone()], &mut weights[at]);
         }
     }
 

@@ -1,9 +1,10 @@
-//! Experts by a seeded plan instead of the router's choice, so that a model with made-up weights routes like one with known
-//! statistics.
+//! Experts by a seeded plan instead of the router's choice: so that a model with made-up weights routes like one with known
+//! statistics, or that a pass has exactly the union whose cost is to be measured.
 //!
-//! A plan is a function of seed, layer and position in the text alone, never of the pass that a row is in: a rejected row that
-//! is run again chooses as before, and speculative output stays equal to plain output. The router itself still runs, and gives the
-//! planned experts their gate weights. Groups of experts are not looked at. All of it is arithmetic of integers.
+//! The plan of a [`Routing`] is a function of seed, layer and position in the text alone, never of the pass that a row is in: a rejected
+//! row that is run again chooses as before, and speculative output stays equal to plain output. The plan of an exact union is one of the
+//! pass, and serves measurements alone. The router itself still runs, and gives the planned experts their gate weights. Groups of
+//! experts are not looked at. All of it is arithmetic of integers.
 
 use super::config::ModelConfig;
 use super::error::EngineError;
@@ -71,10 +72,12 @@ pub struct RoutingPlan {
 #[derive(Debug, Clone, PartialEq)]
 enum Rule {
     Uniform,
-    /// Weight of each rank, the most popular first.
+    /// Where the weights of each rank end, the most popular first, one rank's after the other's.
     Zipf(Vec<u64>),
     /// Slot j draws from the experts e with e mod k = j, and draws anew at a position when a random word is below its entry.
     Overlap(Vec<u64>),
+    /// So many distinct experts a pass.
+    Union(usize),
 }
 
 impl RoutingPlan {
@@ -90,19 +93,63 @@ impl RoutingPlan {
             Routing::Zipf(exponent) => {
                 // 2^40 for the first rank; the sum over 65 536 experts stays far below 2^64.
                 let weight = |rank: usize| ((1u64 << 40) as f64 * ((rank + 1) as f64).powf(-exponent)) as u64;
-                Rule::Zipf((0..experts).map(|rank| weight(rank).max(1)).collect())
+                let sum = |end: &mut u64, rank| {
+                    *end += weight(rank).max(1);
+                    Some(*end)
+                };
+                Rule::Zipf((0..experts).scan(0, sum).collect())
             }
             Routing::Overlap(share) => Rule::Overlap((0..k).map(|slot| renewal(share, class(experts, k, slot))).collect::<Result<_, _>>()?),
         };
         Ok(Some(Self { rule, seed, experts, k }))
     }
 
-    /// Chooses for row `row` of a pass that begins at position `first`: k distinct experts into `ids`.
-    pub fn choose(&self, layer: usize, first: usize, row: usize, ids: &mut [u16]) {
-        let ids = &mut ids[..self.k];
-        let position = (first + row) as u64;
+    /// The plan by which the rows of every pass together wake `union` experts in every layer.
+    ///
+    /// A pass of R rows can have any union U of k ... min(E, R k). U experts are drawn without replacement for each layer; rank j of row
+    /// r gets the (r k + j mod U)-th of them. U >= k consecutive ones differ, so a row's experts are distinct, and R k >= U places hold all
+    /// of them; a pass of fewer rows has a union of R k.
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] when no pass has such a union.
+    pub fn exact_union(union: usize, seed: u64, config: &ModelConfig) -> Result<Self, EngineError> {
+        let (experts, k) = (config.experts, config.experts_per_token);
+        if !(k..=experts).contains(&union) {
+            return Err(EngineError::Request(format!("a union of {union}: passes have {k} to {experts} distinct experts")));
+        }
+        Ok(Self { rule: Rule::Union(union), seed, experts, k })
+    }
+
+    /// Whether a row's experts depend on its position alone, not on the pass that it is in.
+    pub fn is_by_position(&self) -> bool {
+        !matches!(self.rule, Rule::Union(_))
+    }
+
+    /// Chooses for the rows of a pass that begins at position `first`: k distinct experts a row into `ids`, `[rows, k]`.
+    pub fn choose(&self, layer: usize, first: usize, ids: &mut [u16]) {
+        if let Rule::Union(union) = self.rule {
+            return self.draw_union(union, layer, first, ids);
+        }
+        for (row, ids) in ids.chunks_exact_mut(self.k.max(1)).enumerate() {
+            self.choose_row(layer, first + row, ids);
+        }
+    }
+
+    /// See [`RoutingPlan::exact_union`].
+    fn draw_union(&self, union: usize, layer: usize, first: usize, ids: &mut [u16]) {
+        let mut random = Random::new(self.seed, layer as u64, first as u64);
+        let mut drawn: Vec<u16> = (0..self.experts).map(|e| e as u16).collect();
+        for i in 0..union {
+            drawn.swap(i, i + random.below((self.experts - i) as u64) as usize);
+        }
+        ids.iter_mut().enumerate().for_each(|(place, id)| *id = drawn[place % union]);
+    }
+
+    fn choose_row(&self, layer: usize, position: usize, ids: &mut [u16]) {
+        let position = position as u64;
         let mut random = Random::new(self.seed, layer as u64, position);
         match &self.rule {
+            Rule::Union(_) => {}
             Rule::Uniform => {
                 // Floyd: for j = E-k ... E-1 a number up to j, or j itself when that one is taken.
                 for (filled, j) in (self.experts - self.k..self.experts).enumerate() {
@@ -111,25 +158,25 @@ impl RoutingPlan {
                     ids[filled] = if taken { j as u16 } else { drawn };
                 }
             }
-            Rule::Zipf(weights) => {
+            Rule::Zipf(ends) => {
                 let shuffle = Shuffle::new(self.seed, layer as u64, u64::MAX, self.experts);
-                let mut left: u64 = weights.iter().sum();
-                for filled in 0..ids.len() {
+                let begin = |rank: usize| rank.checked_sub(1).map_or(0, |before| ends[before]);
+                let mut left = ends.last().copied().unwrap_or(0);
+                // Ranks drawn so far, ascending.
+                let mut taken = Vec::with_capacity(ids.len());
+                for id in ids.iter_mut() {
+                    // A place among the weights of the others; those that were drawn before are passed over.
                     let mut at = random.below(left);
-                    // Ranks that were drawn before are passed over.
-                    let taken = |rank: usize, ids: &[u16]| ids[..filled].contains(&(rank as u16));
-                    let mut rank = 0;
-                    for (r, &weight) in weights.iter().enumerate().filter(|(r, _)| !taken(*r, ids)) {
-                        rank = r;
-                        if at < weight {
-                            break;
+                    for &rank in &taken {
+                        if at >= begin(rank) {
+                            at += ends[rank] - begin(rank);
                         }
-                        at -= weight;
                     }
-                    left -= weights[rank];
-                    ids[filled] = rank as u16;
+                    let rank = ends.partition_point(|end| *end <= at);
+                    left -= ends[rank] - begin(rank);
+                    taken.insert(taken.partition_point(|t| *t < rank), rank);
+                    *id = shuffle.of(rank) as u16;
                 }
-                ids.iter_mut().for_each(|id| *id = shuffle.of(usize::from(*id)) as u16);
             }
             Rule::Overlap(renewals) => {
                 for (slot, (id, &below)) in ids.iter_mut().zip(renewals).enumerate() {
@@ -245,7 +292,7 @@ mod tests {
 
     fn row(plan: &RoutingPlan, layer: usize, position: usize) -> Vec<u16> {
         let mut ids = vec![0; plan.k];
-        plan.choose(layer, position, 0, &mut ids);
+        plan.choose(layer, position, &mut ids);
         ids
     }
 
@@ -343,6 +390,61 @@ mod tests {
         }
     }
 
+    /// The rule in other words: ranks that were drawn are left out, and the weights of the others are walked through.
+    #[test]
+    fn zipf_ranks_are_those_of_a_walk() {
+        let (experts, k) = (40, 8);
+        let plan = plan(Routing::Zipf(1.1), experts, k);
+        let Rule::Zipf(ends) = &plan.rule else { panic!() };
+        let weights: Vec<u64> = (0..experts).map(|r| ends[r] - if r == 0 { 0 } else { ends[r - 1] }).collect();
+        let shuffle = Shuffle::new(7, 2, u64::MAX, experts);
+        for position in 0..200 {
+            let mut random = Random::new(7, 2, position as u64);
+            let mut walked: Vec<usize> = Vec::new();
+            for _ in 0..k {
+                let others: Vec<usize> = (0..experts).filter(|r| !walked.contains(r)).collect();
+                let mut at = random.below(others.iter().map(|r| weights[*r]).sum());
+                let rank = others
+                    .into_iter()
+                    .find(|r| {
+                        weights[*r] > at || {
+                            at -= weights[*r];
+                            false
+                        }
+                    })
+                    .unwrap();
+                walked.push(rank);
+            }
+            let walked: Vec<u16> = walked.into_iter().map(|rank| shuffle.of(rank) as u16).collect();
+            assert_eq!(row(&plan, 2, position), walked);
+        }
+    }
+
+    #[test]
+    fn worked_example_of_an_exact_union() {
+        // Three rows of two among five: four experts fill six places, the first two twice.
+        let plan = RoutingPlan::exact_union(4, 7, &config(5, 2)).unwrap();
+        let mut ids = [0; 6];
+        plan.choose(3, 9, &mut ids);
+        assert_eq!(ids[..2], ids[4..]);
+        assert_eq!(BTreeSet::from(ids).len(), 4);
+        assert!(!plan.is_by_position());
+        for union in [1, 6] {
+            assert!(RoutingPlan::exact_union(union, 7, &config(5, 2)).unwrap_err().to_string().contains("2 to 5 distinct"));
+        }
+    }
+
+    #[test]
+    fn every_expert_is_drawn_as_often_for_an_exact_union() {
+        let (mut counts, mut ids) = ([0u32; 16], [0; 6]);
+        for seed in 0..4000 {
+            RoutingPlan::exact_union(4, seed, &config(16, 2)).unwrap().choose(1, 40, &mut ids);
+            BTreeSet::from(ids).into_iter().for_each(|id| counts[usize::from(id)] += 1);
+        }
+        // 1000 each, with a standard deviation of some 27.
+        assert!(counts.iter().all(|&n| (860..1140).contains(&n)), "{counts:?}");
+    }
+
     proptest! {
         #[test]
         fn every_plan_gives_distinct_experts_that_depend_on_position_alone(
@@ -354,11 +456,25 @@ mod tests {
             // 0.9 is less than two classes of one expert share.
             let Ok(plan) = RoutingPlan::new(routing, seed, &config) else { return Ok(()) };
             let plan = plan.unwrap();
-            let (mut ids, mut again) = (vec![0; k], vec![0; k]);
-            plan.choose(layer, first, row, &mut ids);
-            plan.choose(layer, first + row, 0, &mut again);
-            prop_assert!(distinct(&plan, &ids), "{ids:?}");
-            prop_assert_eq!(ids, again);
+            let (mut ids, mut again) = (vec![0; (row + 1) * k], vec![0; k]);
+            plan.choose(layer, first, &mut ids);
+            plan.choose(layer, first + row, &mut again);
+            prop_assert!(distinct(&plan, &again), "{again:?}");
+            prop_assert_eq!(&ids[row * k..], again);
+        }
+
+        #[test]
+        fn a_pass_of_an_exact_union_has_it(experts in 1usize..300, k in 1usize..9, rows in 1usize..17, at in 0.0f64..=1.0, seed: u64) {
+            prop_assume!(k <= experts);
+            let most = (rows * k).min(experts);
+            let union = k + ((most - k) as f64 * at) as usize;
+            let plan = RoutingPlan::exact_union(union, seed, &config(experts, k)).unwrap();
+            let mut ids = vec![0; rows * k];
+            for layer in 0..3 {
+                plan.choose(layer, 40, &mut ids);
+                prop_assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), union);
+                prop_assert!(ids.chunks(k).all(|row| distinct(&plan, row)));
+            }
         }
     }
 }

@@ -149,14 +149,16 @@ impl<'m> Session<'m> {
         }
     }
 
-    /// The timeline with experts by a plan instead of the router's choice, when there is one.
-    pub fn routed_by(self, plan: Option<RoutingPlan>) -> Self {
-        Self { plan, ..self }
+    /// Chooses experts by a plan instead of the routers from here on, or by the routers again.
+    pub fn route_by(&mut self, plan: Option<RoutingPlan>) {
+        self.plan = plan;
     }
 
     /// Forgets every token, as if it were new.
     pub fn clear(&mut self) {
-        *self = Self::new(self.config, self.weights).routed_by(self.plan.take());
+        let plan = self.plan.take();
+        *self = Self::new(self.config, self.weights);
+        self.plan = plan;
     }
 
     /// Committed tokens.

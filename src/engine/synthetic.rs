@@ -1,9 +1,9 @@
 //! Models of a released shape with made-up weights: a full-size run without a download.
 //!
 //! Every stored code is a function of the tensor's name and the code's place in it (splitmix64 of a hash of the name and the number of
-//! the 64-bit word that holds the code), scaled so that a row of unit variance gives one of unit variance. Norms are 1. What such a model says
-//! means nothing; what it costs is what a real one of the shape costs, its router's choices apart: see
-//! [`super::routing_plan`] for those.
+//! the 64-bit word that holds the code: [`super::made`]), scaled so that a row of unit variance gives one of unit variance. Norms are 1. The
+//! CPU engine holds the codes in memory; a device makes them itself, and no host ever has them. What such a model says means nothing; what it
+//! costs is what a real one of the shape costs, its router's choices apart: see [`super::routing_plan`] for those.
 
 use super::builtin;
 use super::checkpoint::Checkpoint;
@@ -12,14 +12,13 @@ use super::decode;
 use super::error::EngineError;
 use super::files::CheckpointFiles;
 use super::inventory::Inventory;
+use super::made::{Recipe, Rule};
 use super::matrix::{MXFP4_GROUP, Matrix, MatrixFormat, ScaleFormat, TensorBytes};
 use super::presets::{Counter, FLASH_CONFIG, Layout, Preset, TINY_CONFIG, stored_as_fp8};
 use super::routing_plan::mix;
 use super::tensors::{self, Component, Slot, TensorSource};
-use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use std::sync::Arc;
 
 /// What a synthetic model's name begins with.
 pub const PREFIX: &str = "synthetic:";
@@ -98,8 +97,21 @@ impl Synthetic {
             );
             return Err(EngineError::Device(text));
         }
+        self.checkpoint(true)
+    }
+
+    /// The model for a device, which makes the matrices by their recipes: the host has only vectors, such as norms and biases. Whoever
+    /// looks at a matrix here makes it here.
+    ///
+    /// # Errors
+    /// As [`Synthetic::inventory`].
+    pub fn for_device(&self) -> Result<Checkpoint, EngineError> {
+        self.checkpoint(false)
+    }
+
+    fn checkpoint(&self, hold: bool) -> Result<Checkpoint, EngineError> {
         let config = self.config()?;
-        let mut source = Generator { counter: Counter::new(self.preset.layout), layout: self.preset.layout };
+        let mut source = Generator { counter: Counter::new(self.preset.layout), layout: self.preset.layout, hold };
         let weights = tensors::walk(&config, &mut source)?;
         let identity = Sha256::new()
             .chain_update(VERSION)
@@ -130,6 +142,8 @@ fn names() -> String {
 struct Generator {
     counter: Counter,
     layout: Layout,
+    /// Whether the bytes of matrices are made at once.
+    hold: bool,
 }
 
 impl TensorSource for Generator {
@@ -142,7 +156,12 @@ impl TensorSource for Generator {
             Layout::Fp8 | Layout::Fp4 if stored_as_fp8(&slot) => fp8(slot, rows, cols),
             _ => bf16(slot, rows, cols),
         };
-        made.ok_or_else(|| EngineError::Request(format!("{}: [{rows}, {cols}] cannot be stored as {:?}", slot.name, self.layout)))
+        let made =
+            made.ok_or_else(|| EngineError::Request(format!("{}: [{rows}, {cols}] cannot be stored as {:?}", slot.name, self.layout)))?;
+        if self.hold {
+            made.hold();
+        }
+        Ok(made)
     }
 
     fn vector(&mut self, slot: Slot<'_>, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
@@ -176,24 +195,15 @@ fn key(name: &str) -> u64 {
     mix(name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))
 }
 
-/// Words 0, 1, 2, ... of a tensor as bytes, changed by `adjust`; the last word may be cut.
-fn codes(name: &str, bytes: usize, adjust: impl Fn(u64) -> u64 + Sync) -> Option<TensorBytes> {
-    let key = key(name);
-    let mut made = vec![0u8; bytes];
-    // As many words a piece as a thread is worth waking for.
-    const WORDS: usize = 1 << 14;
-    made.par_chunks_mut(8 * WORDS).enumerate().for_each(|(piece, bytes)| {
-        for (i, to) in bytes.chunks_mut(8).enumerate() {
-            let word = adjust(mix(key.wrapping_add((piece * WORDS + i) as u64)));
-            to.copy_from_slice(&word.to_le_bytes()[..to.len()]);
-        }
-    });
-    whole(made)
+/// A tensor's codes by a rule.
+fn codes(name: &str, bytes: usize, rule: Rule) -> TensorBytes {
+    TensorBytes::made(Recipe { key: key(name), rule, bytes })
 }
 
-fn whole(bytes: Vec<u8>) -> Option<TensorBytes> {
-    let length = bytes.len();
-    TensorBytes::new(Arc::new(bytes), 0..length)
+/// `count` times the same scale of 1, 2 or 4 bytes.
+fn scales<const N: usize>(scale: [u8; N], count: usize) -> TensorBytes {
+    let word = u64::from_le_bytes(std::array::from_fn(|i| scale[i % N]));
+    TensorBytes::made(Recipe { key: 0, rule: Rule::Constant(word), bytes: count * N })
 }
 
 /// Two bytes, the upper half of an F32.
@@ -206,11 +216,8 @@ fn bf16(slot: Slot<'_>, rows: usize, cols: usize) -> Option<Matrix> {
     // The embedding is looked up, not summed over.
     let inputs = if slot.component == Component::Embedding { 1.0 } else { cols as f32 };
     let scale = gain(&slot) * (3.0 / inputs).sqrt() / 32768.0;
-    let four = |word: u64| {
-        let lane = |i: u32| u64::from(bf16_bits(f32::from((word >> (16 * i)) as u16 as i16) * scale)) << (16 * i);
-        (0..4).fold(0, |all, i| all | lane(i))
-    };
-    Matrix::new(rows, cols, codes(slot.name, rows.checked_mul(cols)?.checked_mul(2)?, four)?, MatrixFormat::Bf16)
+    let codes = codes(slot.name, rows.checked_mul(cols)?.checked_mul(2)?, Rule::Bf16(scale.to_bits()));
+    Matrix::new(rows, cols, codes, MatrixFormat::Bf16)
 }
 
 /// The scale that makes codes of mean square `square` a matrix of the slot's gain.
@@ -227,31 +234,26 @@ fn fp8(slot: Slot<'_>, rows: usize, cols: usize) -> Option<Matrix> {
     const MASK: u64 = 0xbfbf_bfbf_bfbf_bfbf;
     let square = mean_square((0..=255u8).filter(|code| code & 0x40 == 0).map(|code| decode::E4M3[usize::from(code)]));
     let blocks = rows.div_ceil(FP8_BLOCK[0]) * cols.div_ceil(FP8_BLOCK[1]);
-    let scales = whole(scale(&slot, cols, square).to_le_bytes().repeat(blocks))?;
+    let scales = scales(scale(&slot, cols, square).to_le_bytes(), blocks);
     let format = MatrixFormat::Fp8 { scales, scale_format: ScaleFormat::F32, block: FP8_BLOCK };
-    Matrix::new(rows, cols, codes(slot.name, rows.checked_mul(cols)?, |word| word & MASK)?, format)
+    Matrix::new(rows, cols, codes(slot.name, rows.checked_mul(cols)?, Rule::Masked(MASK)), format)
 }
 
 /// All codes alike; the scale is the nearest power of two.
 fn mxfp4(slot: Slot<'_>, rows: usize, cols: usize) -> Option<Matrix> {
     let square = mean_square(decode::E2M1_PAIRS[..16].iter().map(|pair| pair[0]));
     let exponent = scale(&slot, cols, square).log2().round() as i32 + 127;
-    let scales = whole(vec![u8::try_from(exponent).ok()?; rows * (cols / MXFP4_GROUP)])?;
-    Matrix::new(rows, cols, codes(slot.name, rows.checked_mul(cols)? / 2, |word| word)?, MatrixFormat::Mxfp4 { scales })
+    let scales = scales([u8::try_from(exponent).ok()?], rows * (cols / MXFP4_GROUP));
+    Matrix::new(rows, cols, codes(slot.name, rows.checked_mul(cols)? / 2, Rule::Masked(u64::MAX)), MatrixFormat::Mxfp4 { scales })
 }
 
 /// Codes 0 ... 15 alike stand for -8 ... 7; a code 0 becomes an 8, which is a weight of 0, so that the mean is 0.
 fn int4(slot: Slot<'_>, rows: usize, cols: usize) -> Option<Matrix> {
-    const ONES: u64 = 0x1111_1111_1111_1111;
-    let centred = |word: u64| {
-        let any = (word | word >> 1 | word >> 2 | word >> 3) & ONES;
-        word | (any ^ ONES) << 3
-    };
     // Squares of -7 ... 7, and twice that of 0.
     let square = (1..=7).map(|v| 2 * v * v).sum::<i32>() as f32 / 16.0;
-    let scales = whole(bf16_bits(scale(&slot, cols, square)).to_le_bytes().repeat(rows * (cols / INT4_GROUP)))?;
+    let scales = scales(bf16_bits(scale(&slot, cols, square)).to_le_bytes(), rows * (cols / INT4_GROUP));
     let format = MatrixFormat::Int4 { scales, scale_format: ScaleFormat::Bf16, group: INT4_GROUP };
-    Matrix::new(rows, cols, codes(slot.name, rows.checked_mul(cols)? / 2, centred)?, format)
+    Matrix::new(rows, cols, codes(slot.name, rows.checked_mul(cols)? / 2, Rule::Centred), format)
 }
 
 #[cfg(test)]
@@ -298,19 +300,24 @@ mod tests {
             assert!((gain - 1.0).abs() < tolerance, "{:?}: {gain}", matrix.format().name());
             // The mean of 49 152 weights of deviation 1/sqrt(512).
             assert!((sum / 49_152.0).abs() < 4.0 / (512.0_f64 * 49_152.0).sqrt() * 1.5, "{}: {sum}", matrix.format().name());
-            assert_eq!(make(slot("a.weight", Component::Dense), 96, 512).unwrap().codes(), matrix.codes());
-            assert_ne!(make(slot("b.weight", Component::Dense), 96, 512).unwrap().codes(), matrix.codes());
+            let codes = |name| make(slot(name, Component::Dense), 96, 512).unwrap().codes().as_slice().to_vec();
+            assert_eq!(codes("a.weight"), matrix.codes().as_slice());
+            assert_ne!(codes("b.weight"), matrix.codes().as_slice());
         }
     }
 
-    /// The function is part of the format: a kernel that fills device memory has to give the same bytes.
+    /// What a device is given is what the CPU engine holds, and nothing of it is made on the host.
     #[test]
-    fn the_first_words_of_a_tensor() {
-        let bytes = codes("model.norm.weight", 12, |word| word).unwrap();
-        let first = mix(key("model.norm.weight"));
-        assert_eq!(bytes.as_slice()[..8], first.to_le_bytes());
-        assert_eq!(bytes.as_slice()[8..], mix(key("model.norm.weight").wrapping_add(1)).to_le_bytes()[..4]);
-        assert_eq!(mix(1), 0x5692_161d_100b_05e5);
+    fn a_model_for_a_device_is_the_same_and_in_no_memory() {
+        for layout in LAYOUTS {
+            let (held, made) = (nano(layout).open(None).unwrap(), nano(layout).for_device().unwrap());
+            assert_eq!((&held.identity, &held.inventory), (&made.identity, &made.inventory));
+            assert!(held.weights.head.is_held() && !made.weights.head.is_held() && !made.weights.embedding.is_held());
+            for (a, b) in [(&held.weights.head, &made.weights.head), (&held.weights.embedding, &made.weights.embedding)] {
+                assert!(a.codes().recipe().is_some() && a.codes().recipe() == b.codes().recipe());
+                assert_eq!(a.codes().as_slice(), b.codes().as_slice());
+            }
+        }
     }
 
     #[test]

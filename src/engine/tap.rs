@@ -42,14 +42,6 @@ pub trait ForwardTap {
         let _ = (module, layer, ids, weights);
     }
 
-    /// May replace a routed layer's choice, `[rows, k]` in rank order: by ids below the number of experts that differ within a row.
-    /// Whether it did; the weights are then made of the router's scores of the new ids. For measuring what a choice costs; a device
-    /// does not ask.
-    fn steer(&mut self, module: Module, layer: usize, ids: &mut [u16]) -> bool {
-        let _ = (module, layer, ids);
-        false
-    }
-
     /// The attention of a DSpark drafter's layer over a block.
     fn attended(&mut self, layer: usize, parts: BlockParts<'_>) {
         let _ = (layer, parts);

@@ -4,6 +4,7 @@ use super::drafter::Drafts;
 use super::dspark::{Corrected, Dspark, DsparkConfig};
 use super::laps::Laps;
 use super::mtp::Mtp;
+use super::routing_plan::RoutingPlan;
 use super::sampling::Sampler;
 use super::session::{Forward, LogitRows, Session};
 use super::tap::ForwardTap;
@@ -46,6 +47,9 @@ pub trait Target {
     fn judge(&mut self) -> Option<&mut dyn Judge> {
         None
     }
+
+    /// Chooses the experts of the routed layers by a plan instead of their routers from the next pass on, or by the routers again.
+    fn route_by(&mut self, plan: Option<RoutingPlan>);
 
     /// Tells the tap of what a profiler has seen of the step's kernels. Called when the step's end has been stamped: it may take its time.
     ///
@@ -221,6 +225,10 @@ impl Target for Session<'_> {
         Session::commit(self, rows);
         laps.lap(Component::Commit);
         Ok(())
+    }
+
+    fn route_by(&mut self, plan: Option<RoutingPlan>) {
+        Session::route_by(self, plan);
     }
 }
 

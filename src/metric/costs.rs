@@ -10,6 +10,10 @@ pub const SCHEMA: &str = "specprof.costs/1";
 const MAX_CELLS: usize = 100_000;
 /// Times that a pass can have, µs: no clock tells less than the first, nobody waits longer than the second, which is a day.
 const TIMES: std::ops::RangeInclusive<f64> = 1e-3..=8.64e10;
+/// Most kernels, by component and name, that a pass may have.
+const MAX_KERNELS: usize = 10_000;
+/// Rates of memory, GB/s.
+const RATES: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
 /// Longest context of any model.
 const MAX_CONTEXT: u32 = 1 << 28;
 
@@ -24,6 +28,15 @@ pub struct CostTable {
     pub engine: String,
     /// The device's name.
     pub device: String,
+    /// Whether the device was the tests' emulator: then there are no times.
+    #[serde(default)]
+    pub emulated: bool,
+    /// By whose clock times are; `None` in tables of the first days, which are by the host's.
+    #[serde(default)]
+    pub timed_by: Option<TimedBy>,
+    /// GB (10^9 bytes) that a device reads a second, by a kernel that does nothing else; `None` where that was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_gb_per_s: Option<f64>,
     /// The model.
     pub model: MeasuredModel,
     /// Tokens in the caches before each pass.
@@ -36,6 +49,18 @@ pub struct CostTable {
     pub draft: Option<Timed>,
     /// By rows, then union.
     pub cells: Vec<Cell>,
+}
+
+/// By whose clock a pass was timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimedBy {
+    /// The host's: from the call to its return.
+    Host,
+    /// A device's, inside graphs: from the begin of the first kernel to the end of the last.
+    Cupti,
+    /// A device's, by an event after each kernel, without graphs: gaps between kernels count with them.
+    Events,
 }
 
 /// What must be the same for a table to say something of a trace.
@@ -55,6 +80,9 @@ pub struct MeasuredModel {
     pub expert_size: Option<u32>,
     /// Stored format of the experts.
     pub quantisation: String,
+    /// Whether its weights were made up.
+    #[serde(default)]
+    pub synthetic: bool,
 }
 
 /// A time, as the median of repeated passes.
@@ -73,10 +101,38 @@ pub struct Cell {
     pub rows: u16,
     /// U: distinct experts, the same number in every routed layer.
     pub union: u16,
-    /// The whole pass, from embedding to logits of every row.
-    pub pass: Timed,
-    /// Its parts, by component; medians, which need not add up.
+    /// The whole pass, from embedding to logits of every row; `None` on an emulated device.
+    pub pass: Option<Timed>,
+    /// Its parts, by component; medians, which need not add up. On a device those of its kernels, without copies.
     pub components: BTreeMap<String, Timed>,
+    /// Kernels that a device ran for it, by component; empty on the CPU.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kernels: BTreeMap<String, u32>,
+    /// The same by component and name, with their bytes; empty where nobody asked for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_kernel: Vec<KernelCost>,
+}
+
+/// All launches of one kernel for one component in a pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelCost {
+    /// What they work for.
+    pub component: String,
+    /// Its name.
+    pub kernel: String,
+    /// How many there are.
+    pub launches: u32,
+    /// What they have to move, each byte once, by the formula in the kernel's source.
+    pub bytes: Option<u64>,
+    /// What they take together; `None` on an emulated device.
+    pub time: Option<Timed>,
+}
+
+impl KernelCost {
+    /// What moving its bytes takes at a rate in GB/s, µs: bytes / (10^3 GB/s). 43 MB at 4300 GB/s are 10 µs.
+    pub fn floor_us(&self, gb_per_s: f64) -> Option<f64> {
+        Some(self.bytes? as f64 / (gb_per_s * 1e3))
+    }
 }
 
 impl Timed {
@@ -152,8 +208,20 @@ impl CostTable {
             if !seen.insert((cell.rows, cell.union)) {
                 return Err(format!("{what}: is there twice"));
             }
-            cell.pass.check(&what)?;
+            match cell.pass {
+                Some(pass) if !self.emulated => pass.check(&what)?,
+                None if !self.emulated => return Err(format!("{what}: has no time")),
+                None if cell.components.is_empty() && self.draft.is_none() && cell.by_kernel.iter().all(|k| k.time.is_none()) => {}
+                _ => return Err(format!("{what}: has times, and an emulated device has none")),
+            }
             cell.components.iter().try_for_each(|(name, time)| time.check(&format!("{what}, {name}")))?;
+            if cell.by_kernel.len() > MAX_KERNELS {
+                return Err(format!("{what}: has {} kernels, more than {MAX_KERNELS}", cell.by_kernel.len()));
+            }
+            cell.by_kernel.iter().try_for_each(|k| k.time.iter().try_for_each(|time| time.check(&format!("{what}, {}", k.kernel))))?;
+        }
+        if self.stream_gb_per_s.is_some_and(|rate| self.emulated || !RATES.contains(&rate)) {
+            return Err("has a rate of its memory that no device has".to_owned());
         }
         if self.decode().is_none() {
             return Err(format!("has no cell of 1 row and {} experts, a decode pass", m.experts_per_token));
@@ -173,7 +241,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn cell(rows: u16, union: u16, us: f64) -> Cell {
-        Cell { rows, union, pass: Timed { us, ci95: Some([us - 1.0, us + 1.0]) }, components: BTreeMap::new() }
+        Cell {
+            rows,
+            union,
+            pass: Some(Timed { us, ci95: Some([us - 1.0, us + 1.0]) }),
+            components: BTreeMap::new(),
+            kernels: BTreeMap::new(),
+            by_kernel: Vec::new(),
+        }
     }
 
     fn table() -> CostTable {
@@ -182,6 +257,9 @@ mod tests {
             written_by: "test".into(),
             engine: "test".into(),
             device: "test".into(),
+            emulated: false,
+            timed_by: Some(TimedBy::Host),
+            stream_gb_per_s: None,
             model: MeasuredModel {
                 name: "m".into(),
                 moe_layers: 2,
@@ -190,6 +268,7 @@ mod tests {
                 hidden_size: None,
                 expert_size: None,
                 quantisation: "bf16".into(),
+                synthetic: false,
             },
             context_len: 16,
             repeats: 9,
@@ -237,13 +316,26 @@ mod tests {
         assert!(wrong(|t| t.cells[1].union = 7).contains("cell of 3 rows and 7 experts: such rows have 2 to 6"));
         assert!(wrong(|t| t.cells[2].union = 2).contains("twice"));
         assert!(wrong(|t| t.cells[0].rows = 2).contains("a decode pass"));
-        assert!(wrong(|t| t.cells[0].pass.us = 0.0).contains("no time"));
-        assert!(wrong(|t| t.cells[2].pass = Timed { us: 1e308, ci95: None }).contains("no time"));
+        assert!(wrong(|t| t.cells[0].pass = Some(Timed { us: 0.0, ci95: None })).contains("no time"));
+        assert!(wrong(|t| t.cells[2].pass = Some(Timed { us: 1e308, ci95: None })).contains("no time"));
+        assert!(wrong(|t| t.cells[2].pass = None).contains("cell of 3 rows and 6 experts: has no time"));
+        assert!(wrong(|t| t.emulated = true).contains("has times, and an emulated device has none"));
         assert!(wrong(|t| t.repeats = 0).contains("0 passes"));
-        assert!(wrong(|t| t.cells[0].pass.ci95 = Some([11.0, 9.0])).contains("does not hold"));
+        assert!(wrong(|t| t.cells[0].pass = Some(Timed { us: 10.0, ci95: Some([11.0, 9.0]) })).contains("does not hold"));
         assert!(wrong(|t| t.model.experts_per_token = 9).contains("top 9"));
         assert!(wrong(|t| t.cells.clear()).contains("0 cells"));
         assert!(wrong(|t| t.schema = "x".into()).contains("schema `x`"));
+        assert!(wrong(|t| t.stream_gb_per_s = Some(0.0)).contains("rate of its memory"));
+        let kernel = KernelCost { component: "head".into(), kernel: "dense".into(), launches: 1, bytes: Some(43_000_000), time: None };
+        assert_eq!(kernel.floor_us(4300.0), Some(10.0));
+        assert_eq!(KernelCost { bytes: None, ..kernel }.floor_us(4300.0), None);
+        // Counts of an emulated device are a table, and its times are none.
+        let mut counted = table();
+        (counted.emulated, counted.draft) = (true, None);
+        counted.cells.iter_mut().for_each(|cell| (cell.pass, cell.kernels) = (None, [("experts".to_owned(), 3)].into()));
+        assert_eq!(CostTable::parse(&serde_json::to_string(&counted).unwrap()), Ok(counted.clone()));
+        counted.draft = Some(Timed { us: 5.0, ci95: None });
+        assert!(CostTable::parse(&serde_json::to_string(&counted).unwrap()).unwrap_err().contains("an emulated device has none"));
         assert!(CostTable::parse("{}").unwrap_err().contains("calibrate"));
         assert!(CostTable::parse("[").unwrap_err().contains("no JSON"));
     }

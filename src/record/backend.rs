@@ -5,7 +5,7 @@ use super::{Plan, RecordError};
 use crate::engine::cuda::{CudaDspark, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti};
 use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
-use crate::engine::{EngineError, Routing, Session};
+use crate::engine::{EngineError, Session};
 use crate::trace::manifest::{DeviceInfo, GraphCounts, ProfilerFacts, Warning};
 use crate::trace::{DeviceSensor, Manifest};
 use std::rc::Rc;
@@ -45,7 +45,7 @@ pub(super) struct Backend<'p> {
 }
 
 /// The device, with CUPTI as it is wanted, and why it is not used.
-fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>), EngineError> {
+pub(super) fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>), EngineError> {
     match cupti {
         CuptiUse::Never => Ok((Device::open()?, None)),
         CuptiUse::Always => Ok((Device::open_profiled()?, None)),
@@ -67,13 +67,9 @@ impl<'p> Backend<'p> {
         let no_mtp = || RecordError::NoMtp { model: checkpoint.name.clone() };
         if plan.options.backend == BackendKind::Cpu {
             let drafter = plan.build_drafter()?;
-            let session = Session::new(config, weights).routed_by(plan.routing_plan()?);
+            let mut session = Session::new(config, weights);
+            session.route_by(plan.routing_plan()?);
             return Ok(Self { target: Box::new(session), drafter, device: None, memory: None, no_cupti: None });
-        }
-        if plan.options.routing != Routing::Model {
-            return Err(
-                EngineError::Device("it routes by the model's routers alone so far; use --backend cpu with --routing".into()).into()
-            );
         }
         let cupti = if kernels { plan.options.cupti } else { CuptiUse::Never };
         let (device, no_cupti) = open_device(cupti)?;
@@ -87,7 +83,8 @@ impl<'p> Backend<'p> {
         memory.check(device.free_bytes()?)?;
         let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
         let taps: Vec<TapPoint> = plan.drafter.iter().flat_map(|d| &d.config.taps).map(|layer| TapPoint::Layer(*layer)).collect();
-        let target = CudaSession::new(&device, config, &loaded, tokens, &taps)?.choosing(sampling, drafts)?;
+        let mut target = CudaSession::new(&device, config, &loaded, tokens, &taps)?.choosing(sampling, drafts)?;
+        target.route_by(plan.routing_plan()?);
         let drafter: Box<dyn Drafter> = match draft {
             DraftKind::Mtp => {
                 let module = CudaMtp::new(&device, config, &loaded, tokens)?.ok_or_else(no_mtp)?;

@@ -5,6 +5,7 @@
 
 mod backend;
 mod bandwidth;
+pub mod bench;
 mod builtin;
 pub mod calibrate;
 mod error;

@@ -26,14 +26,15 @@ def choose(logits, bias, k, groups, kept, scaling, normalise):
     return np.array(ids, np.uint16), chosen / total * scaling
 
 
-def route(device, logits, bias, k, groups, kept, scaling=2.5, normalise=True):
+def route(device, logits, bias, k, groups, kept, scaling=2.5, normalise=True, planned=None):
     rows, experts = logits.shape
     l, b = device.put(logits), device.put(bias)
+    p = 0 if planned is None else device.put(planned)
     ids, weights = device.put(np.zeros((rows, k), np.uint16)), device.put(np.zeros((rows, k), np.float32))
-    args = [l, b, np.int32(experts), np.int32(k), np.int32(groups), np.int32(kept), np.float32(scaling), np.int32(normalise), ids, weights, device.damage, np.int32(4)]
+    args = [l, b, np.int32(experts), np.int32(k), np.int32(groups), np.int32(kept), np.float32(scaling), np.int32(normalise), p, ids, weights, device.damage, np.int32(4)]
     device.launch("route", rows, 32, args, (2 * experts + groups) * 4)
     got = [device.get(ids, (rows, k), np.uint16), device.get(weights, (rows, k))]
-    device.free(l, b, ids, weights)
+    device.free(l, b, ids, weights, *([p] if p else []))
     return got
 
 
@@ -64,6 +65,39 @@ def check_router(device, rng):
     equal("damage of finite logits", device.damaged(), 0)
     ids, _ = route(device, np.full((1, 8), np.nan, np.float32), np.zeros(8, np.float32), 4, 4, 2)
     equal("experts for logits that are no numbers", ids[0], [0, 1, 2, 3])
+    equal("their damage", device.damaged(), 4)
+
+
+def check_planned_router(device, rng):
+    for experts, k, groups, kept in ROUTERS:
+        logits = rng.standard_normal((16, experts)).astype(np.float32) * 2
+        # Exact ties.
+        logits[1] = 0.25
+        logits[2] = np.round(logits[2])
+        bias = (rng.standard_normal(experts) * 0.05 - 2).astype(np.float32)
+        # Also experts of groups that the router drops.
+        planned = np.stack([rng.permutation(experts)[:k] for _ in range(16)]).astype(np.uint16)
+        for normalise in (True, False):
+            run = lambda: route(device, logits, bias, k, groups, kept, normalise=normalise, planned=planned)
+            ids, weights = in_every_order(device, "planned router", run)
+            for row in range(16):
+                scores = sigmoid(logits[row].astype(np.float64))
+                equal(f"planned experts {experts}/{k}, row {row}", np.sort(ids[row]), np.sort(planned[row]))
+                own = scores[ids[row]]
+                # The order of single precision, the lower index first among equals.
+                descending = all(a > b - 1e-7 and (logits[row][i] != logits[row][j] or i < j) for a, b, i, j in zip(own, own[1:], ids[row], ids[row][1:]))
+                equal(f"planned experts {experts}/{k}, row {row}, descend", descending, True)
+                want = own / (own.sum() + 1e-20 if normalise else 1.0) * 2.5
+                close(f"planned router {experts}/{k} weights", weights[row], want, want, 1e-6)
+        # A plan of what the router chooses changes nothing: without a bias it has the same order.
+        none = np.zeros(experts, np.float32)
+        chosen = route(device, logits, none, k, groups, kept)
+        again = route(device, logits, none, k, groups, kept, planned=np.ascontiguousarray(chosen[0][:, ::-1]))
+        for name, a, b in zip(("ids", "weights"), chosen, again):
+            same_bits(f"planned router {experts}/{k}, {name} of its own choice", a, b)
+    equal("damage of finite logits", device.damaged(), 0)
+    ids, _ = route(device, np.full((1, 8), np.nan, np.float32), np.zeros(8, np.float32), 4, 4, 2, planned=np.array([[7, 1, 4, 2]], np.uint16))
+    equal("planned experts for logits that are no numbers", ids[0], [1, 2, 4, 7])
     equal("their damage", device.damaged(), 4)
 
 
@@ -172,4 +206,4 @@ def reference(x, ids, weights, shared, matrices, limit):
     return out, size
 
 
-CHECKS = [check_router, check_plan, check_experts]
+CHECKS = [check_router, check_planned_router, check_plan, check_experts]

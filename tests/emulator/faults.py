@@ -63,6 +63,17 @@ FAULTS = [
     ("accept.cu", "verdict[3 + i] = (int)window[i];", "verdict[3 + i] = (int)window[0];", "acceptance"),
     ("mtp_join.cu", "to[width + i] = h[i]", "to[width + i] = e[i]", "join"),
 ]
+FAULTS += [
+    ("router.cu", "place += other > score", "place += other < score", "planned_router"),
+    ("router.cu", "own[i] < own[lane]", "own[i] > own[lane]", "planned_router"),
+    ("router.cu", "planned + (u64)blockIdx.x * k;", "planned;", "planned_router"),
+    ("router.cu", "sum += scores[order[rank]];", "sum += scores[order[0]];", "planned_router"),
+    ("fill.cu", "bits | (any ^ ones) << 3", "bits | any << 3", "made"),
+    ("fill.cu", "sp_mix(key + n)", "sp_mix(key + n % 4096)", "made"),
+    ("fill.cu", "at + b < bytes", "at + b <= bytes", "made"),
+    ("stream.cu", "if (at + i * step < chunks) v[i]", "if (at + i * step + 1 < chunks) v[i]", "stream"),
+    ("fill.cu", "(float)(short)(u16)(bits", "(float)(u16)(bits", "made"),
+]
 # A thread that does not wait for the others, and one that reads past its memory.
 FAULTS += [
     ("sp_intrin.cuh", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;\n    __syncthreads();", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;", "norm"),

@@ -13,6 +13,7 @@ import numpy as np
 
 import check_block
 import check_dense
+import check_fill
 import check_flash
 import check_kda
 import check_mla
@@ -21,7 +22,7 @@ import check_sampling
 from checks import Failure
 from driver import Device
 
-MODULES = [check_dense, check_moe, check_kda, check_mla, check_block, check_sampling, check_flash]
+MODULES = [check_fill, check_dense, check_moe, check_kda, check_mla, check_block, check_sampling, check_flash]
 
 
 def main():

@@ -2,6 +2,7 @@
 
 use assert_cmd::Command;
 use serde_json::Value;
+use specprof::engine::{Checkpoint, builtin};
 use specprof::metric::costs::CostTable;
 use std::path::Path;
 
@@ -13,6 +14,113 @@ fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
 
 fn sample() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/samples/ling-nano").to_str().unwrap().to_owned()
+}
+
+/// A table of the emulator has every cell and the kernels of its passes, says what it is, and serves nobody who wants times.
+#[test]
+fn an_emulated_device_is_counted_and_never_timed() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = crate::kernels::emulator().parent().unwrap();
+    let cupti = driver.join("cupti/libcupti.so.13");
+    let emulated = |args: &[&str], more: &[(&str, &str)]| {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let out = command.current_dir(dir.path()).args(args).env("LD_LIBRARY_PATH", driver).envs(more.iter().copied()).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (out.status.code().unwrap(), text(out.stdout), text(out.stderr))
+    };
+    let args = ["calibrate", "--backend", "cuda", "--rows", "1,3", "--repeats", "3", "--context", "40", "--model"];
+    let mut tables = Vec::new();
+    for (timed_by, model, knobs) in [
+        ("events", &["demo"][..], &[("SPECPROF_CUPTI", "/nowhere/libcupti.so"), ("EMU_LAZY", "1")][..]),
+        ("cupti", &["demo"], &[("SPECPROF_CUPTI", cupti.to_str().unwrap())]),
+        ("cupti", &["synthetic:ling-nano", "--quant", "fp8"], &[("SPECPROF_CUPTI", cupti.to_str().unwrap())]),
+    ] {
+        let (code, stdout, stderr) = emulated(&[&args[..], model, &["--json", "-o", "emulated.json"]].concat(), knobs);
+        assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "", ""), "{timed_by}");
+        let text = std::fs::read_to_string(dir.path().join("emulated.json")).unwrap();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&json["emulated"], &json["timed_by"], &json["draft"]), (&true.into(), &timed_by.into(), &Value::Null));
+        assert_eq!(json["model"]["synthetic"], model.len() > 1);
+        assert!(!text.contains("\"us\""), "a time: {text}");
+        let table = CostTable::parse(&text).unwrap();
+        assert!(table.device.contains("emulator") && table.engine.starts_with("specprof-cuda"), "{table:?}");
+        assert_eq!(table.cells.iter().map(|c| (c.rows, c.union)).collect::<Vec<_>>(), [(1, 4), (3, 4), (3, 6), (3, 8), (3, 10), (3, 12)]);
+        tables.push(table);
+    }
+    // The built-in model has 5 routed layers of 6; a pass has the same kernels whatever its rows and its union, in a graph or not.
+    let demo = Checkpoint::load(builtin::ling_nano()).unwrap();
+    let layers = demo.config.layers as u32;
+    for cell in tables.iter().flat_map(|table| &table.cells) {
+        let of = |name: &str| cell.kernels.get(name).copied().unwrap_or(0);
+        // Logits, choice and plan in each; gate and up, down and sum of the experts; two norms a layer and the last one.
+        assert_eq!((of("router"), of("experts"), of("shared")), (3 * (layers - 1), 3 * (layers - 1), 2 * (layers - 1)), "{cell:?}");
+        assert_eq!((of("norm"), of("head"), of("embedding"), of("draft")), (2 * layers + 1, 1, 1, 0), "{cell:?}");
+        assert!(of("kda") > 0 && of("mla") > 0, "{cell:?}");
+    }
+    assert_eq!(tables[0].cells, tables[1].cells);
+    for args in [&["advise", &sample(), "--costs", "emulated.json"][..], &["export", "emulated.json", "--format", "sps"]] {
+        let (code, stdout, stderr) = run(dir.path(), args);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{stderr}");
+        assert!(stderr.contains("emulated.json") && stderr.contains("no times"), "{stderr}");
+    }
+    let (code, text, stderr) = emulated(&[&args[..], &["demo"]].concat(), &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(text.contains("emulated") && text.contains("kernels are counted") && !text.contains("µs") && !text.contains(" ms"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    // What does not fit and what is lost.
+    let (code, _, stderr) = emulated(&[&args[..], &["synthetic:ling-3.0-flash", "--quant", "fp8"]].concat(), &[]);
+    assert!(code == 3 && stderr.contains("--backend cuda") && stderr.contains("weights 128 GB"), "{stderr}");
+    let knobs = [("SPECPROF_CUPTI", cupti.to_str().unwrap()), ("EMU_CUPTI_DROP", "5")];
+    let (code, _, stderr) = emulated(&[&args[..], &["demo"]].concat(), &knobs);
+    assert!(code == 3 && stderr.contains("the passes' times would be too short"), "{stderr}");
+}
+
+/// The bytes of kernels are those of the shapes: by hand for some, and by the union for the experts.
+#[test]
+fn kernels_have_the_bytes_of_their_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = crate::kernels::emulator().parent().unwrap();
+    let mut tables = Vec::new();
+    for library in ["/nowhere/libcupti.so", driver.join("cupti").to_str().unwrap()] {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let args =
+            ["calibrate", "--backend", "cuda", "--model", "synthetic:ling-nano", "--quant", "fp8", "--rows", "1,3", "--repeats", "2"];
+        let out = command.args(args).args(["--context", "40", "--by-kernel", "--json", "-o"]).arg(dir.path().join("t.json"));
+        let out = out.env("LD_LIBRARY_PATH", driver).env("SPECPROF_CUPTI", library).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        tables.push(CostTable::parse(&std::fs::read_to_string(dir.path().join("t.json")).unwrap()).unwrap());
+    }
+    // Graphs or not: the same kernels.
+    assert_eq!(tables[0].cells, tables[1].cells);
+    let (table, c) = (&tables[0], Checkpoint::load(builtin::ling_nano()).unwrap().config);
+    assert!(table.stream_gb_per_s.is_none());
+    let routed = (c.layers - c.dense_layers) as u64;
+    for cell in &table.cells {
+        let (rows, union, k) = (u64::from(cell.rows), u64::from(cell.union), c.experts_per_token as u64);
+        let (hidden, inter, vocab) = (c.hidden as u64, c.expert_inter as u64, c.vocab as u64);
+        let bytes = |component: &str, kernel: &str| {
+            let found: Vec<_> = cell.by_kernel.iter().filter(|k| k.component == component && k.kernel.starts_with(kernel)).collect();
+            assert_eq!(found.len(), 1, "{component} {kernel}: {cell:?}");
+            assert!(found[0].time.is_none());
+            (u64::from(found[0].launches), found[0].bytes.unwrap())
+        };
+        // One matrix in FP8: a byte a weight, a scale of four bytes for each 128 x 128.
+        let matrix = hidden * inter + hidden.div_ceil(128) * inter.div_ceil(128) * 4;
+        let slots = rows * k * (hidden + inter) * 4;
+        assert_eq!(bytes("experts", "experts_gate_up_fp8"), (routed, routed * (2 * union * matrix + slots)));
+        assert_eq!(bytes("experts", "experts_down_fp8"), (routed, routed * (union * matrix + slots)));
+        assert_eq!(bytes("head", "dense_bf16"), (1, vocab * hidden * 2 + rows * (hidden + vocab) * 4));
+        assert_eq!(bytes("embedding", "embed_bf16"), (1, rows * hidden * 6));
+        // 40 tokens of context and the rows themselves, one split of 64 for each head.
+        let (latent, rope, heads) = (c.kv_lora_rank as u64, c.qk_rope_head_dim as u64, c.heads as u64);
+        let (layers, attended) = bytes("mla", "mla_attend");
+        assert_eq!(attended, layers * ((40 + rows) * (latent + rope) + rows * heads * (2 * latent + rope + 2)) * 4);
+        let by_component = |name: &str| cell.by_kernel.iter().filter(|k| k.component == name).map(|k| k.launches).sum::<u32>();
+        assert!(cell.kernels.iter().all(|(name, n)| by_component(name) == *n), "{cell:?}");
+        assert!(cell.by_kernel.iter().all(|k| k.bytes.is_some_and(|bytes| bytes > 0)), "{cell:?}");
+    }
+    let (code, _, stderr) = run(dir.path(), &["calibrate", "--model", "demo", "--by-kernel"]);
+    assert!(code == 2 && stderr.contains("--by-kernel goes with --backend cuda"), "{stderr}");
 }
 
 /// A table with planted costs, 100 µs a pass besides 2 µs for each distinct expert of four layers and 7 µs for each further row.
@@ -52,9 +160,10 @@ fn the_built_in_model_is_measured_and_the_table_serves_advice_and_rates() {
     let rates: Value = serde_json::from_str(&rates).unwrap();
     assert_eq!(rates["schema"], "specprof.sps/1");
     for (rate, cell) in rates["rates"].as_array().unwrap().iter().zip(&table.cells) {
-        assert_eq!(rate["steps_per_s"].as_f64().unwrap(), 1e6 / cell.pass.us);
+        let pass = cell.pass.unwrap();
+        assert_eq!(rate["steps_per_s"].as_f64().unwrap(), 1e6 / pass.us);
         let [low, high] = [0, 1].map(|i| rate["ci95"][i].as_f64().unwrap());
-        assert!(low <= 1e6 / cell.pass.us && 1e6 / cell.pass.us <= high, "{rate}");
+        assert!(low <= 1e6 / pass.us && 1e6 / pass.us <= high, "{rate}");
     }
     // Its slopes may have any sign on a loaded machine: then the advice says so instead of using it.
     let (code, advice, stderr) = run(dir.path(), &["advise", &sample(), "--costs", "costs.json", "--json"]);

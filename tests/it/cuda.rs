@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const WEIGHT_TOLERANCE: f32 = 1e-5;
 
 /// Runs `record` on the emulator's driver; gives exit code, stdout and stderr.
-fn record(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+pub(crate) fn record(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
     let mut command = Command::cargo_bin("specprof").unwrap();
     command.current_dir(dir).arg("record").args(args).env("LD_LIBRARY_PATH", emulator().parent().unwrap());
     let out = command.envs(variables.iter().copied()).output().unwrap();
@@ -20,7 +20,7 @@ fn record(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String
 }
 
 /// Records the same on both engines; gives both traces.
-fn both(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (Trace, Trace) {
+pub(crate) fn both(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (Trace, Trace) {
     let [cpu, cuda] = ["cpu", "cuda"].map(|backend| {
         let all = [args, &["--router-probs", "--force", "--telemetry", "off", "--backend", backend, "--out", backend]].concat();
         let (code, _, stderr) = record(dir, &all, variables);
@@ -31,9 +31,9 @@ fn both(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (Trace, Trace)
 }
 
 /// Step, layer, row, module and ids of every routed row, and their weights.
-type Routes = Vec<((u32, u16, u16, bool, Vec<u16>), Vec<f32>)>;
+pub(crate) type Routes = Vec<((u32, u16, u16, bool, Vec<u16>), Vec<f32>)>;
 
-fn routes(trace: &Trace) -> Routes {
+pub(crate) fn routes(trace: &Trace) -> Routes {
     let mut all = Vec::new();
     for unit in trace.route_units().unwrap() {
         let mut reader = unit.read(true);
@@ -49,7 +49,7 @@ fn routes(trace: &Trace) -> Routes {
 }
 
 /// Everything but times is the same.
-fn compare(name: &str, cpu: &Trace, cuda: &Trace) {
+pub(crate) fn compare(name: &str, cpu: &Trace, cuda: &Trace) {
     for trace in [cpu, cuda] {
         let validation = validate(trace).unwrap();
         assert_eq!(validation.failed(), 0, "{name}: {validation:#?}");

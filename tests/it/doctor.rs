@@ -111,3 +111,32 @@ fn the_script_that_measures_a_gpu_refuses_to_measure_nothing() {
     let (code, stderr) = measure(std::path::Path::new("/nowhere/specprof"), &[]);
     assert!(code == 2 && stderr.contains("no such program"), "{code} {stderr}");
 }
+
+/// The whole script by the emulator, on the smallest shape: every part of it runs, and nothing of it is a time.
+#[test]
+fn the_script_that_measures_a_gpu_runs_to_its_end_dry() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/gpu/measure.sh");
+    let driver = crate::kernels::emulator().parent().unwrap();
+    let mut command = std::process::Command::new("sh");
+    command.arg(&script).arg(assert_cmd::cargo::cargo_bin("specprof")).current_dir(dir.path()).env("LD_LIBRARY_PATH", driver);
+    command.env("SPECPROF_GPU_DRY", dir.path()).env("SPECPROF_GPU_SHAPES", "ling-nano").env("SPECPROF_CUPTI", driver.join("cupti"));
+    let small = [("SPECPROF_GPU_CONTEXT", "20"), ("SPECPROF_GPU_TOKENS", "6"), ("SPECPROF_GPU_REPEATS", "1")];
+    let out = command.envs(small).output().unwrap();
+    let (table, stderr) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert_eq!((out.status.code(), stderr.as_str()), (Some(0), ""), "{table}");
+    let written: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(written.len(), 1, "{written:?}");
+    assert!(written[0].to_str().unwrap().contains("specprof-emulator") && std::fs::read_to_string(&written[0]).unwrap() == table);
+    assert!(table.contains("**Emulated: no device ran"), "{table}");
+    for model in ["demo  | model", "synthetic:ling-nano --quant mxfp4 | model", "synthetic:ling-nano --quant fp8 | uniform"] {
+        assert!(table.contains(&format!("| {model} | the same |")), "{model}: {table}");
+    }
+    for drafts in [1, 3, 5, 8] {
+        assert!(table.contains(&format!("| ling-nano fp8 | {drafts} | unknown | unknown | unknown | unknown |")), "{table}");
+    }
+    for words in ["experts_gate_up_fp8_r16", "dense_bf16_r1", "of a pass of 16 rows and 64 experts a layer", "there are no times"] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    assert!(!table.contains("not run") && !table.contains(" µs |") && !table.contains("GB/s"), "{table}");
+}

@@ -23,7 +23,7 @@ pub fn slopes(table: &CostTable) -> Result<(f64, f64, Option<f64>), &'static str
         return Err("fewer than four cells were measured");
     }
     let k = f64::from(table.model.experts_per_token);
-    let points = table.cells.iter().map(|c| [f64::from(c.union) - k, f64::from(c.rows) - 1.0, c.pass.us]);
+    let points = table.cells.iter().filter_map(|c| Some([f64::from(c.union) - k, f64::from(c.rows) - 1.0, c.pass?.us]));
     let Plane { b, c, r2 } = plane(points)?;
     Ok((b / f64::from(table.model.moe_layers), c, r2))
 }
@@ -86,7 +86,7 @@ impl StepCost {
                 r2 * 100.0
             ));
         }
-        let decode = table.decode().ok_or("the table has no decode pass")?.pass.us;
+        let decode = table.decode().and_then(|cell| cell.pass).ok_or("the table has no time of a decode pass")?.us;
         let per_draft = match (draft_cost, manifest.drafter.kind.as_str(), table.draft) {
             (Some(share), ..) => share * decode,
             (None, "mtp", Some(draft)) => draft.us,
@@ -133,13 +133,23 @@ mod tests {
     use proptest::prelude::*;
 
     fn table(cells: &[(u16, u16, f64)]) -> CostTable {
-        let cell = |&(rows, union, us): &(u16, u16, f64)| Cell { rows, union, pass: Timed { us, ci95: None }, components: [].into() };
+        let cell = |&(rows, union, us): &(u16, u16, f64)| Cell {
+            rows,
+            union,
+            pass: Some(Timed { us, ci95: None }),
+            components: [].into(),
+            kernels: [].into(),
+            by_kernel: Vec::new(),
+        };
         let shape = manifest(&[1, 2], 64, 2).model;
         CostTable {
             schema: SCHEMA.into(),
             written_by: "test".into(),
             engine: "test".into(),
             device: "a device".into(),
+            emulated: false,
+            timed_by: None,
+            stream_gb_per_s: None,
             model: MeasuredModel {
                 name: shape.name,
                 moe_layers: 2,
@@ -148,6 +158,7 @@ mod tests {
                 hidden_size: shape.hidden_size,
                 expert_size: shape.expert_size,
                 quantisation: shape.quantisation,
+                synthetic: false,
             },
             context_len: 16,
             repeats: 9,

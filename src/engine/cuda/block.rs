@@ -194,7 +194,7 @@ impl<'m> CudaDspark<'m> {
             self.label(Some(number), Component::Dense);
             let mlp = ops::Mlp { gate: &layer.mlp.gate, up: &layer.mlp.up, down: &layer.mlp.down };
             let out = (s.mid.at(0), branch);
-            ops::experts(d, &mlp, s.plan(), (1, c.block_size), normed, 0.0, out, s.damage(number, Part::Mlp))?;
+            ops::experts(d, &mlp, s.plan(), (1, c.block_size, c.block_size), normed, 0.0, out, s.damage(number, Part::Mlp))?;
         }
         self.label(None, Component::Norm);
         norm(if w.layers.is_empty() { 0 } else { branch }, w.final_norm.at(0), s.output.at(0), s.damage(0, Part::Output))?;

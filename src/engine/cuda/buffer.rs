@@ -1,7 +1,9 @@
 //! Device memory: a piece that is freed when it is dropped, and the values that it is filled with.
 
 use super::device::{Device, failed};
+use super::ops;
 use crate::engine::EngineError;
+use crate::engine::made::Recipe;
 use cudarc::driver::{result, sys};
 use std::mem::size_of_val;
 use std::rc::Rc;
@@ -60,6 +62,12 @@ impl Buffer {
         }
         // SAFETY: the range is inside this allocation, and the call returns when `values` has been read.
         unsafe { result::memcpy_htod_sync(to, values) }.map_err(|e| failed("a copy to the device", e))
+    }
+
+    /// Has the device make bytes from byte `offset` on. The host does not wait.
+    pub fn fill(&self, offset: usize, recipe: &Recipe) -> Result<(), EngineError> {
+        let to = self.inside(offset, recipe.bytes)?;
+        ops::fill(&self.device, to, recipe)
     }
 
     /// Copies from byte `offset`; waits for all work before.

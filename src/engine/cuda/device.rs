@@ -4,12 +4,13 @@
 pub(super) use super::buffer::{Buffer, Plain};
 use super::cupti::{CuptiFacts, Profiler};
 use super::graph::GraphUse;
+use super::moved::{KernelBytes, Ledger, Moved};
 use super::spans::Spans;
 use super::timer::{Launched, Timer};
 use super::{images, symbols};
 use crate::engine::clock::Clock;
 use crate::engine::{EngineError, ForwardTap};
-use crate::trace::{Component, Module, quiet};
+use crate::trace::{Component, KernelEvent, Module, quiet};
 use cudarc::driver::{DriverError, result, sys};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -32,6 +33,7 @@ pub struct Device {
     /// Whether launches become nodes of a graph just now.
     pub(super) capturing: Cell<bool>,
     profiler: RefCell<Option<Profiler>>,
+    ledger: RefCell<Ledger>,
     /// Times of the launches of the passes that have not been finished.
     pub(super) timer: RefCell<Timer>,
     /// Times of the passes of the step.
@@ -167,6 +169,7 @@ impl Device {
             graphs: RefCell::default(),
             capturing: Cell::new(false),
             profiler: RefCell::new(profiler),
+            ledger: RefCell::default(),
             timer: RefCell::new(Timer::new(stream)),
             spans: RefCell::new(Spans::new(stream)),
             waited: Cell::new(true),
@@ -241,6 +244,7 @@ impl Device {
     pub(super) fn start(&self, module: Module, clock: Option<Clock>) -> Result<(), EngineError> {
         self.waited.set(false);
         self.spans.borrow_mut().begin()?;
+        self.ledger.borrow_mut().clear();
         let mut profiler = self.profiler.borrow_mut();
         let Some(profiler) = &mut *profiler else { return self.timer.borrow_mut().start(module, clock) };
         self.timer.borrow_mut().start(module, None)?;
@@ -269,6 +273,17 @@ impl Device {
             let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) };
             copied.map_err(|e| failed("a copy on the device", e))
         })
+    }
+
+    /// Takes down what the next launch has to move.
+    pub(super) fn note(&self, kernel: &'static str, moved: Option<Moved>) {
+        let component = self.timer.borrow().shown();
+        self.ledger.borrow_mut().add(component, kernel, moved);
+    }
+
+    /// What was launched one by one, or captured, since the last pass began; a graph that is launched again is not among it.
+    pub fn launched_kernels(&self) -> Vec<KernelBytes> {
+        self.ledger.borrow().kernels()
     }
 
     /// Does `launch`, which launches one kernel or copy.
@@ -308,16 +323,21 @@ impl Device {
         if let Some(ns) = self.spans.borrow_mut().take(self.waited.get())?.filter(|_| !self.is_emulated()) {
             tap.device_time(ns);
         }
-        let mut profiler = self.profiler.borrow_mut();
-        let Some(profiler) = profiler.as_mut().filter(|p| p.is_recording()) else { return Ok(()) };
-        self.wait()?;
-        profiler.take()?.into_iter().for_each(|kernel| tap.kernel(kernel));
+        self.taken()?.into_iter().for_each(|kernel| tap.kernel(kernel));
         Ok(())
     }
 
     /// Forgets the passes since the step before: what has no steps has no times.
     pub(super) fn forget_times(&self) {
         *self.spans.borrow_mut() = Spans::new(self.stream);
+    }
+
+    /// The kernels that CUPTI has recorded since the step began; waits for them.
+    pub(super) fn taken(&self) -> Result<Vec<KernelEvent>, EngineError> {
+        let mut profiler = self.profiler.borrow_mut();
+        let Some(profiler) = profiler.as_mut().filter(|p| p.is_recording()) else { return Ok(Vec::new()) };
+        self.wait()?;
+        profiler.take()
     }
 
     /// What CUPTI has recorded so far; `None` where it times nothing.

@@ -2,6 +2,7 @@
 
 use super::device::{Device, failed};
 use super::matrix::{RawMatrix, Strides};
+use super::moved::Moved;
 use super::ops::{Delta, Heads, KdaRows, Plan};
 use super::timer::Launched;
 use crate::engine::EngineError;
@@ -28,6 +29,7 @@ pub(super) struct Launch<'d> {
     grid: [u32; 3],
     block: u32,
     shared: u32,
+    moved: Option<Moved>,
     /// Arguments one after the other, each on a border of 8 bytes, and where each begins.
     words: Vec<u64>,
     starts: Vec<usize>,
@@ -37,12 +39,18 @@ impl<'d> Launch<'d> {
     /// A launch of `name` with blocks of `block` threads.
     pub fn new(device: &'d Device, name: &'static str, grid: [usize; 3], block: u32) -> Self {
         let grid = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        Self { device, name, grid, block, shared: 0, words: Vec::with_capacity(32), starts: Vec::with_capacity(20) }
+        Self { device, name, grid, block, shared: 0, moved: None, words: Vec::with_capacity(32), starts: Vec::with_capacity(20) }
     }
 
     /// Dynamic shared memory of a block, in bytes.
     pub fn shared(mut self, bytes: usize) -> Self {
         self.shared = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
+    }
+
+    /// What it has to move.
+    pub fn moves(mut self, moved: Moved) -> Self {
+        self.moved = Some(moved);
         self
     }
 
@@ -75,6 +83,7 @@ impl<'d> Launch<'d> {
             registers: function.registers,
             shared_bytes: function.shared_bytes.saturating_add(self.shared),
         };
+        self.device.note(self.name, self.moved);
         let (block, stream) = ((self.block, 1, 1), self.device.stream);
         self.device.launch(launched, || {
             // SAFETY: `ops` gives each kernel the parameters that its source declares; the driver copies them before it returns.

@@ -2,7 +2,7 @@
 
 use super::device::{Buffer, Device};
 use crate::engine::EngineError;
-use crate::engine::matrix::{MXFP4_GROUP, Matrix, MatrixFormat, ScaleFormat};
+use crate::engine::matrix::{MXFP4_GROUP, Matrix, MatrixFormat, ScaleFormat, TensorBytes};
 use std::rc::Rc;
 
 /// `SpMatrix`: a matrix as a kernel takes it.
@@ -94,7 +94,7 @@ pub(super) fn planned_bytes(name: &str, m: &Matrix) -> Result<usize, EngineError
 }
 
 impl DeviceMatrix {
-    /// Copies matrices of one shape and format to the device.
+    /// Copies matrices of one shape and format to the device, or has it make those that are made by a recipe.
     pub fn upload<'w>(
         device: &Rc<Device>,
         name: &str,
@@ -109,7 +109,7 @@ impl DeviceMatrix {
             if (m.rows(), m.cols(), own.form, own.shifts) != (first.rows(), first.cols(), form, shifts) {
                 return Err(refused(name, &format!("expert {i} is stored in another format than expert 0")));
             }
-            codes.write(i * first.codes().len(), m.codes())?;
+            put(&codes, i * first.codes().len(), m.codes())?;
             if let Some(scales) = &scales {
                 write_scales(scales, i * scale_bytes, m)?;
             }
@@ -132,6 +132,11 @@ impl DeviceMatrix {
         Self::upload(device, name, std::iter::once(m))
     }
 
+    /// Stored bytes of one matrix, codes and scales.
+    pub fn stored(&self) -> usize {
+        (self.strides.codes + self.strides.scales) as usize
+    }
+
     /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.raw.rows as usize
@@ -143,14 +148,24 @@ impl DeviceMatrix {
     }
 }
 
+/// Copies bytes to the device, or has it make them.
+fn put(to: &Buffer, offset: usize, bytes: &TensorBytes) -> Result<(), EngineError> {
+    match bytes.recipe() {
+        Some(recipe) => to.fill(offset, &recipe),
+        None => to.write(offset, bytes.as_slice()),
+    }
+}
+
 fn write_scales(to: &Buffer, offset: usize, m: &Matrix) -> Result<(), EngineError> {
     match m.format() {
+        MatrixFormat::Fp8 { scales, scale_format: ScaleFormat::F32, .. }
+        | MatrixFormat::Mxfp4 { scales }
+        | MatrixFormat::Int4 { scales, .. } => put(to, offset, scales),
         MatrixFormat::Fp8 { scales, scale_format, .. } => {
             let count = scales.len() / scale_format.size();
             let wide: Vec<f32> = (0..count).map(|i| scale_format.at(scales.as_slice(), i)).collect();
             to.write(offset, &wide)
         }
-        MatrixFormat::Mxfp4 { scales } | MatrixFormat::Int4 { scales, .. } => to.write(offset, scales.as_slice()),
         _ => Ok(()),
     }
 }

@@ -95,7 +95,7 @@ impl<'m> CudaMtp<'m> {
         self.ws.begin_hidden(hidden)?;
         self.device.start(Module::Draft, wants.clock)?;
         let splits = self.ws.splits(self.len + rows);
-        let shape = Shape { rows, wanted, pending: 0, splits, taken: wants.taken(), ending: Ending::Logits };
+        let shape = Shape { rows, wanted, pending: 0, splits, taken: wants.taken(), ending: Ending::Logits, planned: false };
         self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
         self.device.end()?;
         self.device.wait()?;
@@ -151,7 +151,8 @@ impl<'m> CudaMtp<'m> {
         let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
         ops::mtp_join(d, (ws.normed.at(0), link.hidden), norms, c.rms_eps, (rows, c.hidden), ws.joined.at(0))?;
         ops::dense(d, &module.projection, ws.joined.at(0), rows, ws.residual.at(0), c.hidden)?;
-        let pass = Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: link.splits, pending: 0, span: link.span };
+        let pass =
+            Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: link.splits, pending: 0, span: link.span, planned: None };
         pass.attention(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false)?;
         // The module's experts are never clamped.
         pass.feed_forward(c.layers, &module.layer, link.ring, Limits::default())?;

@@ -6,7 +6,9 @@
 use super::device::Device;
 use super::launch::Launch;
 use super::matrix::{DeviceMatrix, Form};
+use super::moved::Moved;
 use crate::engine::EngineError;
+use crate::engine::made::Recipe;
 
 type Done = Result<(), EngineError>;
 
@@ -63,6 +65,28 @@ pub(super) struct Heads {
     pub v: i32,
 }
 
+/// Threads of a block of `fill`, and words of eight bytes that each makes.
+const FILL: (usize, usize) = (256, 16);
+
+/// Makes a tensor's bytes at `out`. More blocks than a grid has are never needed: 2^31 of them make 2^46 bytes.
+pub(super) fn fill(d: &Device, out: u64, recipe: &Recipe) -> Done {
+    if recipe.bytes == 0 {
+        return Ok(());
+    }
+    let (rule, parameter) = recipe.rule.code();
+    let blocks = recipe.bytes.div_ceil(8 * FILL.0 * FILL.1);
+    let launch = Launch::new(d, "fill", [blocks, 1, 1], FILL.0 as u32);
+    launch.arg(out).arg(recipe.bytes as u64).arg(recipe.key).arg(rule).arg(parameter).run()
+}
+
+/// Reads `bytes` bytes, a multiple of 16, and nothing else; `blocks` for each multiprocessor keep it busy.
+pub(super) fn stream_read(d: &Device, from: u64, bytes: usize, seen: u64) -> Done {
+    const BLOCKS: usize = 8;
+    let blocks = d.units().map_or(1, |units| units as usize) * BLOCKS;
+    let launch = Launch::new(d, "stream_read", [blocks, 1, 1], 256).moves(Moved::bytes(bytes));
+    launch.arg(from).arg(bytes as u64 / 16).arg(seen).run()
+}
+
 fn no_kernel(what: &str, form: Form) -> EngineError {
     EngineError::Device(format!("CUDA: there is no kernel for {what} in {form:?}; use --backend cpu"))
 }
@@ -77,17 +101,19 @@ pub(super) fn rmsnorm(
     out: u64,
     damage: Damage,
 ) -> Done {
-    let launch = Launch::new(d, "rmsnorm", [rows, 1, 1], 256).shared(32);
+    let row = width * 4 * if branch == 0 { 2 } else { 4 };
+    let launch = Launch::new(d, "rmsnorm", [rows, 1, 1], 256).shared(32).moves(Moved::bytes(rows * row + width * 4));
     launch.arg(residual).arg(branch).arg(weight).arg(eps).int(width).arg(out).arg(damage.at).arg(damage.site).run()
 }
 
 pub(super) fn embed(d: &Device, table: &DeviceMatrix, tokens: u64, rows: usize, out: u64, damage: Damage) -> Done {
-    let name = match table.form {
-        Form::F32 => "embed_f32",
-        Form::Bf16 => "embed_bf16",
+    let (name, element) = match table.form {
+        Form::F32 => ("embed_f32", 4),
+        Form::Bf16 => ("embed_bf16", 2),
         form => return Err(no_kernel("embeddings", form)),
     };
-    Launch::new(d, name, [rows, 1, 1], 128).arg(table.raw).arg(tokens).arg(out).arg(damage.at).arg(damage.site).run()
+    let moved = Moved::bytes(rows * table.cols() * (element + 4));
+    Launch::new(d, name, [rows, 1, 1], 128).moves(moved).arg(table.raw).arg(tokens).arg(out).arg(damage.at).arg(damage.site).run()
 }
 
 /// `out[n * stride ..] = W x[n]` for dense rows of x.
@@ -109,7 +135,8 @@ pub(super) fn dense(d: &Device, w: &DeviceMatrix, x: u64, rows: usize, out: u64,
         (Form::Mxfp4, ..=4) => "dense_mxfp4_r4",
         (Form::Mxfp4, _) => "dense_mxfp4_r16",
     };
-    let launch = Launch::new(d, name, [w.rows().div_ceil(16), 1, 1], 128);
+    let moved = Moved::bytes(w.stored() + rows * (w.cols() + w.rows()) * 4);
+    let launch = Launch::new(d, name, [w.rows().div_ceil(16), 1, 1], 128).moves(moved);
     launch.arg(w.raw).arg(x).int(w.cols()).arg(out).int(stride).int(rows).run()
 }
 
@@ -124,14 +151,27 @@ pub(super) struct Choice {
     pub normalise: bool,
 }
 
-pub(super) fn route(d: &Device, logits: u64, bias: u64, c: Choice, rows: usize, ids: u64, weights: u64, damage: Damage) -> Done {
-    let launch = Launch::new(d, "route", [rows, 1, 1], 32).shared((2 * c.experts + c.groups) * 4);
+/// `planned` are the experts of a plan, `[rows, k]`, or 0.
+pub(super) fn route(
+    d: &Device,
+    logits: u64,
+    bias: u64,
+    c: Choice,
+    planned: u64,
+    rows: usize,
+    (ids, weights): (u64, u64),
+    damage: Damage,
+) -> Done {
+    let chosen = rows * c.k * if planned == 0 { 6 } else { 8 };
+    let moved = Moved::bytes((rows + 1) * c.experts * 4 + chosen);
+    let launch = Launch::new(d, "route", [rows, 1, 1], 32).shared((2 * c.experts + c.groups) * 4).moves(moved);
     let launch = launch.arg(logits).arg(bias).int(c.experts).int(c.k).int(c.groups).int(c.groups_kept).arg(c.scaling);
-    launch.arg(i32::from(c.normalise)).arg(ids).arg(weights).arg(damage.at).arg(damage.site).run()
+    launch.arg(i32::from(c.normalise)).arg(planned).arg(ids).arg(weights).arg(damage.at).arg(damage.site).run()
 }
 
 pub(super) fn moe_plan(d: &Device, ids: u64, rows: usize, k: usize, plan: Plan, slot_of: u64) -> Done {
-    let launch = Launch::new(d, "moe_plan", [1, 1, 1], 512).shared(rows * k * 8).arg(ids).int(rows).int(k);
+    let launch =
+        Launch::new(d, "moe_plan", [1, 1, 1], 512).shared(rows * k * 8).moves(Moved::bytes(rows * k * 18)).arg(ids).int(rows).int(k);
     launch.arg(plan.count).arg(plan.expert).arg(plan.start).arg(plan.slot_row).arg(slot_of).run()
 }
 
@@ -142,12 +182,12 @@ pub(super) struct Mlp<'w> {
     pub down: &'w DeviceMatrix,
 }
 
-/// `groups` is the most distinct experts that there can be, `rows` the most rows of one.
+/// `groups` is the most distinct experts that there can be, `rows` the most rows of one, `slots` the choices in all.
 pub(super) fn experts(
     d: &Device,
     m: &Mlp<'_>,
     plan: Plan,
-    (groups, rows): (usize, usize),
+    (groups, rows, slots): (usize, usize, usize),
     x: u64,
     limit: f32,
     (mid, out): (u64, u64),
@@ -166,7 +206,13 @@ pub(super) fn experts(
         (Form::Mxfp4, false) => "experts_gate_up_mxfp4_r16",
         (form @ Form::F32, _) => return Err(no_kernel("a gated MLP", form)),
     };
-    let launch = Launch::new(d, name, [m.gate.rows().div_ceil(8), groups, 1], 128);
+    let rows_moved = slots * (m.gate.cols() + m.gate.rows()) * 4;
+    // A plan of one expert has a union of 1 whatever the routers choose.
+    let moved = |stored: usize| match groups {
+        1 => Moved::bytes(stored + rows_moved),
+        _ => Moved { per_expert: stored as u64, ..Moved::bytes(rows_moved) },
+    };
+    let launch = Launch::new(d, name, [m.gate.rows().div_ceil(8), groups, 1], 128).moves(moved(m.gate.stored() + m.up.stored()));
     let launch = launch.arg(m.gate.raw).arg(m.up.raw).arg(m.gate.strides).arg(m.up.strides).arg(plan).arg(x).arg(limit);
     launch.arg(mid).arg(damage.at).arg(damage.site).run()?;
     let name = match (m.down.form, few) {
@@ -180,12 +226,13 @@ pub(super) fn experts(
         (Form::Mxfp4, false) => "experts_down_mxfp4_r16",
         (form @ Form::F32, _) => return Err(no_kernel("a gated MLP", form)),
     };
-    let launch = Launch::new(d, name, [m.down.rows().div_ceil(16), groups, 1], 128);
+    let launch = Launch::new(d, name, [m.down.rows().div_ceil(16), groups, 1], 128).moves(moved(m.down.stored()));
     launch.arg(m.down.raw).arg(m.down.strides).arg(plan).arg(mid).arg(out).run()
 }
 
 pub(super) fn moe_combine(d: &Device, routed: u64, weights: u64, slot_of: u64, (rows, k, hidden): (usize, usize, usize), out: u64) -> Done {
-    let launch = Launch::new(d, "moe_combine", [hidden.div_ceil(256), rows, 1], 256);
+    let moved = Moved::bytes(rows * (hidden * 4 * (k + 2) + k * 8));
+    let launch = Launch::new(d, "moe_combine", [hidden.div_ceil(256), rows, 1], 256).moves(moved);
     launch.arg(routed).arg(weights).arg(slot_of).int(k).int(hidden).arg(out).run()
 }
 
@@ -217,13 +264,16 @@ pub(super) fn kda_mix(
     to: KdaRows,
     damage: Damage,
 ) -> Done {
-    let launch = Launch::new(d, "kda_mix", [s.heads, rows, 1], 128).shared((2 * s.dim + 4) * 4);
+    let moved = Moved::bytes(s.heads * s.dim * 4 * (rows * (3 * s.taps + 5) + 3 * s.taps + 1));
+    let launch = Launch::new(d, "kda_mix", [s.heads, rows, 1], 128).shared((2 * s.dim + 4) * 4).moves(moved);
     let launch = launch.arg(raw).arg(f.q).arg(f.k).arg(f.v).arg(forget).arg(f.dt_bias).arg(f.decay_scale).arg(s.bound).arg(beta);
     launch.int(s.heads).int(s.dim).int(s.taps).int(first).arg(to).arg(damage.at).arg(damage.site).run()
 }
 
 pub(super) fn kda_delta(d: &Device, s: KdaShape, state: u64, delta: Delta, (first, rows): (usize, usize), query: u64, out: u64) -> Done {
-    let launch = Launch::new(d, "kda_delta", [s.heads, s.dim.div_ceil(16), 1], 128);
+    let width = s.heads * s.dim;
+    let moved = Moved::bytes(width * s.dim * 4 + (first + rows) * (4 * width + s.heads) * 4 + rows * width * 4);
+    let launch = Launch::new(d, "kda_delta", [s.heads, s.dim.div_ceil(16), 1], 128).moves(moved);
     launch.arg(state).arg(delta).int(first).int(rows).arg(query).arg(out).run()
 }
 
@@ -258,7 +308,8 @@ pub(super) fn kda_out(
     mixed: u64,
     damage: Damage,
 ) -> Done {
-    let launch = Launch::new(d, "kda_out", [s.heads, rows, 1], 128).shared(16);
+    let moved = Moved::bytes(rows * s.heads * s.dim * 12 + s.dim * 4);
+    let launch = Launch::new(d, "kda_out", [s.heads, rows, 1], 128).shared(16).moves(moved);
     launch.arg(read).arg(gate).arg(weight).arg(eps).int(s.heads).int(s.dim).arg(mixed).arg(damage.at).arg(damage.site).run()
 }
 
@@ -279,10 +330,21 @@ impl MlaShape {
     fn heads(&self) -> usize {
         self.heads.heads as usize
     }
+
+    /// Bytes of a token in the cache.
+    fn token(&self) -> usize {
+        (self.latent + self.rope()) * 4
+    }
+
+    /// Bytes of a head's `size` of the rows of `kv_b`, which has those of keys and values.
+    fn share(&self, kv_b: &DeviceMatrix, size: i32) -> usize {
+        kv_b.stored() * size as usize / (self.heads.nope + self.heads.v).max(1) as usize
+    }
 }
 
 pub(super) fn mla_append(d: &Device, s: MlaShape, compressed: u64, norm: u64, eps: f32, rows: usize, cache: u64, damage: Damage) -> Done {
-    let launch = Launch::new(d, "mla_append", [rows, 1, 1], 128).shared(16);
+    let moved = Moved::bytes(rows * s.token() * 2 + s.latent * 4);
+    let launch = Launch::new(d, "mla_append", [rows, 1, 1], 128).shared(16).moves(moved);
     let launch = launch.arg(compressed).arg(norm).arg(eps).arg(s.turns).arg(s.base).int(s.latent).int(s.rope());
     launch.arg(cache).arg(damage.at).arg(damage.site).run()
 }
@@ -293,7 +355,9 @@ pub(super) fn mla_query(d: &Device, s: MlaShape, kv_b: &DeviceMatrix, query: u64
         Form::Fp8 => "mla_query_fp8",
         form => return Err(no_kernel("kv_b_proj", form)),
     };
-    let launch = Launch::new(d, name, [s.latent.div_ceil(128), s.heads(), 1], 128).shared(4 * rows * 128 * 4);
+    let row = s.heads() * (s.heads.nope as usize + s.latent + 2 * s.rope()) * 4;
+    let moved = Moved::bytes(s.share(kv_b, s.heads.nope) + rows * row);
+    let launch = Launch::new(d, name, [s.latent.div_ceil(128), s.heads(), 1], 128).shared(4 * rows * 128 * 4).moves(moved);
     launch.arg(kv_b.raw).arg(s.heads).arg(query).arg(s.turns).arg(s.base).int(rows).arg(absorbed).run()
 }
 
@@ -307,9 +371,12 @@ pub(super) fn mla_attend(
     merged: u64,
 ) -> Done {
     let scale = 1.0 / ((s.heads.nope + s.heads.rope) as f32).sqrt();
-    let launch = Launch::new(d, "mla_attend", [splits, s.heads().div_ceil(4), rows], 128).arg(absorbed).arg(cache).arg(s.base);
+    let (query, parts_moved) = (rows * s.heads() * s.token(), rows * s.heads() * splits * (s.latent + 2) * 4);
+    let moved = Moved { per_token: s.token() as u64, ..Moved::bytes(query + parts_moved) };
+    let launch = Launch::new(d, "mla_attend", [splits, s.heads().div_ceil(4), rows], 128).moves(moved).arg(absorbed).arg(cache).arg(s.base);
     launch.int(s.heads()).int(s.latent).int(s.rope()).arg(scale).int(splits).arg(parts).arg(stats).run()?;
-    let launch = Launch::new(d, "mla_merge", [s.heads(), rows, 1], 128);
+    let moved = Moved::bytes(parts_moved + rows * s.heads() * s.latent * 4);
+    let launch = Launch::new(d, "mla_merge", [s.heads(), rows, 1], 128).moves(moved);
     launch.arg(parts).arg(stats).arg(s.base).int(s.latent).int(splits).arg(merged).run()
 }
 
@@ -328,14 +395,22 @@ pub(super) fn mla_value(
         Form::Fp8 => "mla_value_fp8",
         form => return Err(no_kernel("kv_b_proj", form)),
     };
-    let launch = Launch::new(d, name, [(s.heads.v as usize).div_ceil(8), s.heads(), 1], 128);
+    let row = (s.heads() * (s.latent + s.heads.v as usize) + gates) * 4;
+    let moved = Moved::bytes(s.share(kv_b, s.heads.v) + rows * row);
+    let launch = Launch::new(d, name, [(s.heads.v as usize).div_ceil(8), s.heads(), 1], 128).moves(moved);
     let launch = launch.arg(kv_b.raw).arg(s.heads.heads).arg(s.heads.nope).arg(s.heads.v).arg(context).arg(gate).int(gates).int(rows);
     launch.arg(out).arg(damage.at).arg(damage.site).run()
 }
 
 /// `count` numbers of rows whose branch waits to be added.
 pub(super) fn layer_output(d: &Device, residual: u64, branch: u64, count: usize, out: u64) -> Done {
-    Launch::new(d, "layer_output", [count.div_ceil(256), 1, 1], 256).arg(residual).arg(branch).int(count).arg(out).run()
+    Launch::new(d, "layer_output", [count.div_ceil(256), 1, 1], 256)
+        .moves(Moved::bytes(count * 12))
+        .arg(residual)
+        .arg(branch)
+        .int(count)
+        .arg(out)
+        .run()
 }
 
 pub(super) fn mtp_join(
@@ -346,6 +421,6 @@ pub(super) fn mtp_join(
     (rows, width): (usize, usize),
     out: u64,
 ) -> Done {
-    let launch = Launch::new(d, "mtp_join", [rows, 1, 1], 256).shared(32);
+    let launch = Launch::new(d, "mtp_join", [rows, 1, 1], 256).shared(32).moves(Moved::bytes(rows * width * 16 + width * 8));
     launch.arg(embedded).arg(hidden).arg(token_norm).arg(hidden_norm).arg(eps).int(width).arg(out).run()
 }

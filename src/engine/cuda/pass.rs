@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::device::Device;
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
+use super::planned::PlannedRows;
 use super::ring::Shape;
 use super::site::{Part, Site};
 use super::state::KdaStates;
@@ -27,6 +28,8 @@ pub(super) struct Pass<'a> {
     pub pending: usize,
     /// Where its first position is, and behind that 0 and the number of its rows.
     pub span: u64,
+    /// Experts that a plan chooses instead of the routers.
+    pub planned: Option<&'a PlannedRows>,
 }
 
 /// What a layer remembers.
@@ -171,13 +174,14 @@ impl Pass<'_> {
             normalise: c.norm_topk,
         };
         let (ids, weights) = ws.choices(ring);
-        ops::route(d, ws.router.at(0), bias, choice, rows, ids, weights, self.site(layer, Part::Router))?;
+        let planned = self.planned.map_or(0, |planned| planned.layer(ring));
+        ops::route(d, ws.router.at(0), bias, choice, planned, rows, (ids, weights), self.site(layer, Part::Router))?;
         ops::moe_plan(d, ids, rows, k, ws.plan(), ws.slot_of.at(0))?;
         self.label(Some(layer), Component::Experts);
         // An expert is chosen once a row, and there are no more distinct ones than choices or experts.
         let most = (rows * k).min(c.experts);
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
-        ops::experts(d, &mlp, ws.plan(), (most, rows), x, limit, (ws.mid.at(0), ws.routed.at(0)), self.site(layer, Part::Experts))
+        ops::experts(d, &mlp, ws.plan(), (most, rows, rows * k), x, limit, (ws.mid.at(0), ws.routed.at(0)), self.site(layer, Part::Experts))
     }
 
     /// A gated MLP outside the routing, over all rows.
@@ -185,7 +189,16 @@ impl Pass<'_> {
         let ws = self.ws;
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
         let out = (ws.mid.at(0), ws.branch.at(0));
-        ops::experts(self.device, &mlp, ws.one(self.span), (1, self.rows), ws.normed.at(0), limit, out, self.site(layer, Part::Mlp))
+        ops::experts(
+            self.device,
+            &mlp,
+            ws.one(self.span),
+            (1, self.rows, self.rows),
+            ws.normed.at(0),
+            limit,
+            out,
+            self.site(layer, Part::Mlp),
+        )
     }
 
     /// Brings the results to the host: logits and hidden rows where they go there, then what was chosen.

@@ -97,7 +97,8 @@ impl MemoryPlan {
         }
         let free = Unit::Bytes.show(free as f64);
         Err(EngineError::Device(format!(
-            "CUDA: {self} do not fit into the {free} that are free; shorten the requests or use --backend cpu"
+            "CUDA: {self} do not fit into the {free} that are free; shorten the requests, take a smaller model or storage, or use \
+             --backend cpu"
         )))
     }
 }

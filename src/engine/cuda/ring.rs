@@ -53,6 +53,8 @@ pub(super) struct Shape {
     pub splits: usize,
     pub taken: Taken,
     pub ending: Ending,
+    /// Whether a plan chooses the experts.
+    pub planned: bool,
 }
 
 /// How a pass ends.

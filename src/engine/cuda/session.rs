@@ -5,6 +5,7 @@ use super::choose::Chooser;
 use super::device::Device;
 use super::graph::Graphs;
 use super::pass::{LayerMemory, Pass};
+use super::planned::PlannedRows;
 use super::ring::{Ending, Shape, Taken};
 use super::site::{Part, Site};
 use super::state::{KdaStates, MlaCaches};
@@ -15,7 +16,7 @@ use crate::engine::clock::Clock;
 use crate::engine::moe::Limits;
 use crate::engine::session::{Forward, LogitRows};
 use crate::engine::target::{Inspected, Judge, Target};
-use crate::engine::{EngineError, ForwardTap, ModelConfig};
+use crate::engine::{EngineError, ForwardTap, ModelConfig, RoutingPlan};
 use crate::trace::{Component, KernelEvent, Module};
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -30,6 +31,7 @@ pub struct CudaSession<'m> {
     pub(super) ws: Workspace,
     kda: KdaStates,
     mla: MlaCaches,
+    planned: PlannedRows,
     pub(super) committed: usize,
     /// Rows that wait for a commit, and how many rows before them the last pass has committed by itself.
     pub(super) pending: usize,
@@ -95,6 +97,11 @@ impl HostRows {
     }
 }
 
+/// Numbers of the layers with a router.
+fn routed_layers(weights: &DeviceWeights) -> impl Iterator<Item = usize> {
+    weights.layers.iter().enumerate().filter(|(_, l)| matches!(l.mlp, DeviceMlp::Moe(_))).map(|(i, _)| i)
+}
+
 impl<'m> CudaSession<'m> {
     /// A timeline without tokens that has room for `tokens`; the rows at the points `tapped` are told to the pass's tap.
     ///
@@ -108,9 +115,10 @@ impl<'m> CudaSession<'m> {
         tapped: &[TapPoint],
     ) -> Result<Self, EngineError> {
         let kda = weights.layers.iter().filter(|l| matches!(l.attention, DeviceAttention::Kda(_))).count();
-        let routed = weights.layers.iter().filter(|l| matches!(l.mlp, DeviceMlp::Moe(_))).count();
+        let routed: Vec<usize> = routed_layers(weights).collect();
         Ok(Self {
-            ws: Workspace::new(device, config, routed, tokens)?,
+            ws: Workspace::new(device, config, routed.len(), tokens)?,
+            planned: PlannedRows::new(device, routed, config.experts_per_token)?,
             kda: KdaStates::new(device, config, kda)?,
             mla: MlaCaches::new(device, config, weights.layers.len() - kda, tokens)?,
             graphs: RefCell::new(Graphs::new(device)),
@@ -138,11 +146,13 @@ impl<'m> CudaSession<'m> {
     pub(super) fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants, ending: Ending) -> Result<(), EngineError> {
         let (rows, position) = (tokens.len(), self.committed + self.pending);
         self.ws.begin(tokens, position)?;
+        self.planned.begin(position, rows)?;
         self.device.start(Module::Target, wants.clock)?;
-        let splits = self.ws.splits(position + rows);
-        let shape = Shape { rows, wanted, pending: self.pending, splits, taken: wants.taken(), ending };
+        let (splits, planned) = (self.ws.splits(position + rows), self.planned.is_on());
+        let shape = Shape { rows, wanted, pending: self.pending, splits, taken: wants.taken(), ending, planned };
         self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
         self.device.end()?;
+        self.planned.prepare(position + rows + PASS_ROWS);
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
         self.ws.collect(shape, self.config, &mut self.out)?;
@@ -157,9 +167,14 @@ impl<'m> CudaSession<'m> {
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
         let (ws, w, hidden) = (&self.ws, &*self.weights, self.config.hidden);
         let Shape { rows, pending, splits, .. } = shape;
-        let pass = Pass { device: &self.device, config: self.config, ws, turns: w.turns.at(0), rows, splits, pending, span: ws.span() };
+        let planned = shape.planned.then_some(&self.planned);
+        let (turns, span) = (w.turns.at(0), ws.span());
+        let pass = Pass { device: &self.device, config: self.config, ws, turns, rows, splits, pending, span, planned };
         pass.label(None, Component::Embedding);
         ws.send()?;
+        if let Some(planned) = planned {
+            planned.send()?;
+        }
         let damage = ws.damage(Site { layer: 0, part: Part::Embedding });
         super::ops::embed(&self.device, &w.embedding, self.window_at(shape.ending), rows, ws.residual.at(0), damage)?;
         let (mut kda, mut mla, mut ring) = (0, 0, 0);
@@ -326,6 +341,10 @@ impl Target for CudaSession<'_> {
 
     fn judge(&mut self) -> Option<&mut dyn Judge> {
         if self.chooser.is_some() { Some(self) } else { None }
+    }
+
+    fn route_by(&mut self, plan: Option<RoutingPlan>) {
+        self.planned.route_by(plan);
     }
 
     fn settle(&mut self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {

@@ -106,6 +106,11 @@ impl Timer {
         self.label = Label { layer: layer.map(|l| u16::try_from(l).unwrap_or(u16::MAX)), component, module: self.label.module };
     }
 
+    /// What launches work for just now, as a trace shows it.
+    pub fn shown(&self) -> Component {
+        self.label.shown()
+    }
+
     /// A launch with the label that is in force.
     pub fn tag(&self, launched: Launched) -> Tagged {
         Tagged { label: self.label, launched }

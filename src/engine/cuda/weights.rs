@@ -94,20 +94,23 @@ pub(super) struct DeviceMtp {
 }
 
 impl DeviceWeights {
-    /// Copies a model's weights to the device.
+    /// Copies a model's weights to the device; what a recipe makes, the device makes, and the host never has it.
     ///
     /// # Errors
     /// [`EngineError::Device`] when memory runs out or a matrix is stored in a way that no kernel reads; it is named.
     pub fn upload(device: &Rc<Device>, config: &ModelConfig, weights: &ModelWeights) -> Result<Self, EngineError> {
         let layers = weights.layers.iter().enumerate().map(|(i, w)| layer(device, &format!("layer {i}"), w));
-        Ok(Self {
+        let uploaded = Self {
             embedding: DeviceMatrix::one(device, "word_embeddings", &weights.embedding)?,
             final_norm: device.upload(&weights.final_norm)?,
             head: DeviceMatrix::one(device, "lm_head", &weights.head)?,
             layers: layers.collect::<Result<_, _>>()?,
             mtp: weights.mtp.as_ref().map(|w| mtp(device, config, w)).transpose()?,
             turns: device.upload(&half_turns(config.qk_rope_head_dim, config.rope_theta))?,
-        })
+        };
+        // Weights that the device makes are made by kernels, which nobody has waited for.
+        device.wait()?;
+        Ok(uploaded)
     }
 }
 

@@ -118,6 +118,7 @@ pub(super) fn planned_bytes(config: &ModelConfig, rows: usize, tokens: usize) ->
         + rows * config.heads * config.kv_lora_rank * 4
         + s.mid
         + s.slots * (config.hidden * 4 + 24 + routed * 6)
+        + super::planned::planned_bytes(routed, config.experts_per_token)
 }
 
 /// Bytes of page-locked memory of a workspace with choices of `routed` layers.
