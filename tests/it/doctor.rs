@@ -138,5 +138,5 @@ fn the_script_that_measures_a_gpu_runs_to_its_end_dry() {
     for words in ["experts_gate_up_fp8_r16", "dense_bf16_r1", "of a pass of 16 rows and 64 experts a layer", "there are no times"] {
         assert!(table.contains(words), "{words}: {table}");
     }
-    assert!(!table.contains("not run") && !table.contains(" µs |") && !table.contains("GB/s"), "{table}");
+    assert!(!table.contains("not run") && !table.contains("at which the device reads"), "{table}");
 }

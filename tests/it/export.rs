@@ -96,7 +96,7 @@ fn broken(timeline: &Value) -> Vec<String> {
     found
 }
 
-pub fn timeline(trace: &Path, args: &[&str]) -> Value {
+fn timeline(trace: &Path, args: &[&str]) -> Value {
     let timeline: Value = serde_json::from_str(&output(trace, &[&["--format", "perfetto"], args].concat())).unwrap();
     assert_eq!(broken(&timeline), Vec::<String>::new());
     timeline
