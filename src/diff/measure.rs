@@ -399,7 +399,12 @@ mod tests {
     #[test]
     fn every_measure_is_a_name_that_rules_know() {
         let mut report = report();
-        report.layers[0].time = Some(LayerTime { verify_us: Some(5.0), decode_us: Some(2.0), by_component: Vec::new() });
+        report.layers[0].time = Some(LayerTime {
+            verify_us: Some(5.0),
+            verify_us_ci95: Some([4.0, 6.0]),
+            decode_us: Some(2.0),
+            ..LayerTime::default()
+        });
         report.layers[0].cost = Some(ExpertCost {
             us_per_expert: Some(0.5),
             ci95: Some([0.4, 0.6]),
@@ -425,6 +430,7 @@ mod tests {
         assert_eq!(get(&all, None, "cost.verify_ratio").estimate.spread, Spread::Interval([2.4, 2.7]));
         let layer = Some(report.layers[0].layer);
         assert_eq!(get(&all, layer, "cost.us_per_expert").estimate.spread, Spread::Interval([0.4, 0.6]));
-        assert_eq!(get(&all, layer, "time.verify_us").estimate.value, 5.0);
+        assert_eq!(get(&all, layer, "time.verify_us").estimate, Estimate::with_interval(5.0, Some([4.0, 6.0])));
+        assert_eq!(get(&all, layer, "time.decode_us").estimate.spread, Spread::Unknown);
     }
 }
