@@ -33,6 +33,13 @@ const COST: [Metric; 4] = [
     noisy("speedup", Unit::Ratio, Better::Higher, "tokens per step over the step ratio"),
 ];
 
+/// The same over the verify steps of every number of rows, which are `cost.all_rows`.
+const ALL_ROWS: [Metric; 3] = [
+    noisy("tokens_per_step", Unit::Tokens, Better::Higher, "tokens per verify step of any number of rows"),
+    noisy("step_ratio", Unit::Ratio, Better::Lower, "time of a verify step of any number of rows over that of a decode step"),
+    noisy("speedup", Unit::Ratio, Better::Higher, "their quotient"),
+];
+
 /// A layer's costs, by the object that they are in.
 const LAYER_COST: [(&str, Metric); 5] = [
     ("time", noisy("verify_us", Unit::Ratio, Better::Lower, "µs of a verify step in the layer, or in all routed ones")),
@@ -54,6 +61,7 @@ pub fn is_known(name: &str) -> Option<bool> {
         "union" => UNION.contains(&field).then_some(true),
         "load" => find(name).map(|_| true),
         "cost" | "time" if LAYER_COST.iter().any(|(object, m)| *object == scope && m.id == field) => Some(true),
+        "cost" if let Some(field) = field.strip_prefix("all_rows.") => ALL_ROWS.iter().any(|m| m.id == field).then_some(false),
         "cost" => COST.iter().any(|m| m.id == field).then_some(false),
         "" => bare(&[
             "prefix_union[]",
@@ -100,6 +108,9 @@ pub fn measures(report: &Report, totals: Option<&RequestTotals>) -> Vec<Measure>
     let cost = as_json(&report.cost);
     for metric in COST {
         list.foreign("cost", metric, cost.as_ref());
+    }
+    for metric in ALL_ROWS {
+        list.foreign("cost.all_rows", metric, cost.as_ref().and_then(|cost| cost.get("all_rows")));
     }
     for (slot, layer) in report.layers.iter().enumerate() {
         list.layer = Some(layer.layer);
@@ -342,7 +353,7 @@ fn interval(value: &Value) -> Option<Interval> {
 mod tests {
     use super::super::testing::report;
     use super::*;
-    use crate::metric::cost::{ExpertCost, LayerTime, StepCost};
+    use crate::metric::cost::{AllRows, ExpertCost, LayerTime, StepCost};
 
     fn get<'a>(all: &'a [Measure], layer: Option<u16>, path: &str) -> &'a Measure {
         all.iter().find(|m| m.layer == layer && m.path == path).unwrap_or_else(|| panic!("{path}"))
@@ -399,12 +410,8 @@ mod tests {
     #[test]
     fn every_measure_is_a_name_that_rules_know() {
         let mut report = report();
-        report.layers[0].time = Some(LayerTime {
-            verify_us: Some(5.0),
-            verify_us_ci95: Some([4.0, 6.0]),
-            decode_us: Some(2.0),
-            ..LayerTime::default()
-        });
+        report.layers[0].time =
+            Some(LayerTime { verify_us: Some(5.0), verify_us_ci95: Some([4.0, 6.0]), decode_us: Some(2.0), ..LayerTime::default() });
         report.layers[0].cost = Some(ExpertCost {
             us_per_expert: Some(0.5),
             ci95: Some([0.4, 0.6]),
@@ -417,6 +424,7 @@ mod tests {
             verify_ratio_ci95: Some([2.4, 2.7]),
             speedup: Some(1.1),
             speedup_ci95: Some([1.0, 1.2]),
+            all_rows: Some(AllRows { step_ratio: Some(2.75), step_ratio_ci95: Some([2.7, 2.8]), ..AllRows::default() }),
             ..StepCost::default()
         });
         report.overall.as_mut().unwrap().mass_coverage = Some(vec![0.5]);
@@ -427,6 +435,12 @@ mod tests {
             assert!(known || m.layer.is_none(), "{}", m.path);
         }
         assert_eq!(get(&all, None, "cost.speedup").estimate.spread, Spread::Interval([1.0, 1.2]));
+        assert_eq!(get(&all, None, "cost.all_rows.step_ratio").estimate, Estimate::with_interval(2.75, Some([2.7, 2.8])));
+        assert!(!all.iter().any(|m| m.path == "cost.all_rows.speedup"), "what is unknown is no measure");
+        assert_eq!(
+            (is_known("cost.all_rows.speedup"), is_known("cost.all_rows.verify_ratio"), is_known("cost.all_rows")),
+            (Some(false), None, None)
+        );
         assert_eq!(get(&all, None, "cost.verify_ratio").estimate.spread, Spread::Interval([2.4, 2.7]));
         let layer = Some(report.layers[0].layer);
         assert_eq!(get(&all, layer, "cost.us_per_expert").estimate.spread, Spread::Interval([0.4, 0.6]));

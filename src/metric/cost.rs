@@ -160,6 +160,9 @@ pub struct AllRows {
     pub verify_steps: u64,
     /// Their mean of accepted drafts + 1.
     pub tokens_per_step: Option<f64>,
+    /// Bootstrap over requests.
+    #[serde(default)]
+    pub tokens_per_step_ci95: Option<Interval>,
     /// Time of the whole step: verify / decode at the same context lengths.
     pub step_ratio: Option<f64>,
     /// Bootstrap over requests.

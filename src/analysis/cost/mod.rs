@@ -288,6 +288,7 @@ fn all_rows(collected: &Collected, requests: &[u32], acceptance_known: bool, opt
     Some(AllRows {
         verify_steps,
         tokens_per_step,
+        tokens_per_step_ci95: tokens_per_step.and(intervals.tokens_per_step),
         step_ratio,
         step_ratio_ci95: step_ratio.and(intervals.step_ratio),
         speedup,

@@ -81,6 +81,7 @@ pub(super) struct Intervals {
     pub verify_ratio: Option<Interval>,
     pub step_ratio: Option<Interval>,
     pub speedup: Option<Interval>,
+    pub tokens_per_step: Option<Interval>,
 }
 
 /// What the resamples come to.
@@ -91,7 +92,7 @@ impl Draws {
     /// The intervals of the ratios and the speedup.
     pub fn intervals(&self) -> Intervals {
         let at = |column: usize| percentile_interval(&self.0, column);
-        Intervals { verify_ratio: at(0), step_ratio: at(1), speedup: at(2) }
+        Intervals { verify_ratio: at(0), step_ratio: at(1), speedup: at(2), tokens_per_step: at(7) }
     }
 
     /// The means of each resample; no numbers where it has no matched steps. Empty where there are no intervals.
@@ -116,10 +117,11 @@ pub(super) fn draws(compared: &Compared, requests: &[u32], options: &Options) ->
             cells.iter().for_each(|(bucket, cell)| sums[*bucket].add(cell, u64::from(n)));
             (steps, emitted) = (steps + u64::from(n) * s, emitted + u64::from(n) * t);
         }
-        Matched::of(&sums).map_or(vec![f64::NAN; 7], |m| {
+        Matched::of(&sums).map_or(vec![f64::NAN; 8], |m| {
             let step_ratio = m.verify_step_ns / m.decode_step_ns;
-            let speedup = emitted as f64 / steps as f64 / step_ratio;
-            vec![m.verify_ns / m.decode_ns, step_ratio, speedup, m.verify_ns, m.decode_ns, m.verify_step_ns, m.decode_step_ns]
+            let tokens = emitted as f64 / steps as f64;
+            let ratios = [m.verify_ns / m.decode_ns, step_ratio, tokens / step_ratio];
+            [&ratios[..], &[m.verify_ns, m.decode_ns, m.verify_step_ns, m.decode_step_ns, tokens]].concat()
         })
     };
     Draws(stats::draws(requests.len(), (options.resamples, options.seed, Streams::Common), statistics))
