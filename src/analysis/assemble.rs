@@ -81,13 +81,13 @@ pub fn assemble(
     };
     forget::unknown(&mut report, input.manifest);
     report.batch = batch::analyze(input, plan, options)?;
-    let limits = super::cost::fill(&mut report, input, plan, counts, options)?;
+    let costs = super::cost::fill(&mut report, input, plan, counts, options)?;
     if let Some(by) = &wanted.by {
         report.groups = Some(groups::groups(input, plan, counts, &report.layers, dominant, by, options)?);
     }
-    let advice = dominant.and_then(|rows| advise::advice(input, plan, counts, rows, &report, options, wanted));
+    let advice = dominant.and_then(|rows| advise::advice((input, plan, counts), rows, &report, costs.draws.as_ref(), options, wanted));
     report.warnings = warnings::of(input, plan, counts, &report, advice.as_ref());
-    report.warnings.extend(limits);
+    report.warnings.extend(costs.warnings);
     report.advice = advice;
     Ok(report)
 }

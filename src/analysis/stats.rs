@@ -61,6 +61,7 @@ impl Clusters {
     }
 
     /// Totals of all columns.
+    #[cfg(test)]
     pub fn totals(&self) -> Vec<f64> {
         let mut sums = vec![0.0; self.width];
         for row in self.rows.chunks_exact(self.width.max(1)) {
@@ -72,12 +73,56 @@ impl Clusters {
     /// `of(totals)` for `resamples` draws of as many clusters as there are, with replacement; nothing for fewer than two clusters.
     /// `of` gives the same number of values every time.
     pub fn draws<I: IntoIterator<Item = f64>>(&self, resamples: usize, seed: u64, of: impl Fn(&[f64]) -> I + Sync) -> Vec<Vec<f64>> {
-        draws(self.len(), resamples, seed, |times| {
+        self.numbered_draws((resamples, seed, Streams::Common), |_, totals| of(totals))
+    }
+
+    /// The same by other random numbers, and `of` is told the number of the resample, too.
+    pub fn numbered_draws<I: IntoIterator<Item = f64>>(
+        &self,
+        (resamples, seed, streams): (usize, u64, Streams),
+        of: impl Fn(usize, &[f64]) -> I + Sync,
+    ) -> Vec<Vec<f64>> {
+        draws(self.len(), (resamples, seed, streams), |resample, times| {
             let mut sums = vec![0.0; self.width];
             add_times(&self.rows, self.width, times, &mut sums);
-            of(&sums).into_iter().collect()
+            of(resample, &sums).into_iter().collect()
         })
     }
+}
+
+/// Which random numbers resamples are drawn by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streams {
+    /// Those of every interval of a report: draws of the same requests are the same draws.
+    Common,
+    /// Others, for requests that are put beside resamples of other ones: draws of two numbers of requests by the same random numbers
+    /// choose from the same places of both lists, and would go together without a reason.
+    Apart,
+}
+
+impl Streams {
+    /// Of so many resamples the first one's stream.
+    fn first(self) -> u64 {
+        match self {
+            Self::Common => 0,
+            Self::Apart => 1 << 48,
+        }
+    }
+}
+
+/// `count` independent standard normal numbers of one resample, by random numbers that draw nothing else (Box and Muller).
+pub fn normals((resample, seed): (usize, u64), count: usize) -> Vec<f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream((1 << 49) + resample as u64);
+    // Never 0, of which there is no logarithm.
+    let mut unit = || (f64::from(rng.next_u32()) + 0.5) / 4_294_967_296.0;
+    let pair = |_| {
+        let (radius, angle) = ((-2.0 * unit().ln()).sqrt(), std::f64::consts::TAU * unit());
+        [radius * angle.cos(), radius * angle.sin()]
+    };
+    let mut numbers: Vec<f64> = (0..count.div_ceil(2)).flat_map(pair).collect();
+    numbers.truncate(count);
+    numbers
 }
 
 /// Adds rows of `width` numbers to `sums`, each as often as `times` says.
@@ -90,52 +135,42 @@ pub fn add_times(rows: &[f64], width: usize, times: &[u32], sums: &mut [f64]) {
 }
 
 /// Statistics of `resamples` draws of as many requests as there are, with replacement; nothing for fewer than two requests.
-/// `statistics` is told how often each request was drawn.
+/// `statistics` is told the number of the resample and how often each request was drawn, and gives the same number of values every time.
 ///
-/// Resample i uses stream i of the seeded generator, so the result does not depend on threads.
-fn draws(requests: usize, resamples: usize, seed: u64, statistics: impl Fn(&[u32]) -> Vec<f64> + Sync) -> Vec<Vec<f64>> {
+/// Resample i uses stream i of the seeded generator (of those that `streams` names), so the result does not depend on threads.
+pub fn draws(
+    requests: usize,
+    (resamples, seed, streams): (usize, u64, Streams),
+    statistics: impl Fn(usize, &[u32]) -> Vec<f64> + Sync,
+) -> Vec<Vec<f64>> {
     if requests < 2 {
         return Vec::new();
     }
-    let draw = |resample| {
+    let draw = |resample: usize| {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(resample);
+        rng.set_stream(streams.first() + resample as u64);
         let mut times = vec![0u32; requests];
         for _ in 0..requests {
             // The high half of a product: the bias is below requests / 2^32.
             let drawn = (u64::from(rng.next_u32()) * requests as u64) >> 32;
             times[drawn as usize] += 1;
         }
-        statistics(&times)
+        statistics(resample, &times)
     };
-    (0..resamples as u64).into_par_iter().map(draw).collect()
+    (0..resamples).into_par_iter().map(draw).collect()
 }
 
-/// The 2.5 % and 97.5 % quantiles (nearest rank) of entry `column` of every draw. A draw that is no number (a ratio without any
-/// denominator) is left out; `None` when all are.
+/// The 2.5 % and 97.5 % quantiles (nearest rank) of entry `column` of every draw: [`interval_of`] them.
 pub fn percentile_interval(draws: &[Vec<f64>], column: usize) -> Option<Interval> {
-    let mut values: Vec<f64> = draws.iter().filter_map(|d| d.get(column)).copied().filter(|v| v.is_finite()).collect();
+    interval_of(draws.iter().filter_map(|d| d.get(column)).copied().collect())
+}
+
+/// The 2.5 % and 97.5 % quantiles (nearest rank). What is no number (a ratio without any denominator) is left out; `None` when all are.
+pub fn interval_of(mut values: Vec<f64>) -> Option<Interval> {
+    values.retain(|v| v.is_finite());
     values.sort_unstable_by(f64::total_cmp);
     let rank = |share: f64| values.get(((values.len() as f64 * share).ceil() as usize).saturating_sub(1)).copied();
     Some([rank(0.025)?, rank(0.975)?])
-}
-
-/// 95 % intervals of any statistics of whole requests: [`percentile_interval`] over `resamples` draws. `statistics` is told how often
-/// each request was drawn and appends its `columns` values; one that is not finite is left out. `None` with fewer than two requests, or
-/// without any value.
-pub fn resampled(
-    (requests, columns): (usize, usize),
-    resamples: usize,
-    seed: u64,
-    statistics: impl Fn(&[u32], &mut Vec<f64>) + Sync,
-) -> Vec<Option<Interval>> {
-    let found = draws(requests, resamples, seed, |times| {
-        let mut values = Vec::with_capacity(columns);
-        statistics(times, &mut values);
-        debug_assert_eq!(values.len(), columns);
-        values
-    });
-    (0..columns).map(|c| percentile_interval(&found, c)).collect()
 }
 
 /// Ratios of sums over requests, several at once: column c is Σ_r numerator(r, c) / Σ_r denominator(r, c).
@@ -224,6 +259,29 @@ mod tests {
         let fewer = ratios.sums.affordable(RESAMPLES, 3).unwrap();
         assert_eq!(fewer.len(), MAX_CLUSTERS);
         assert_eq!(fewer.totals(), ratios.sums.totals());
+    }
+
+    #[test]
+    fn draws_are_numbered_and_have_streams_of_their_own() {
+        let mut clusters = Clusters::new(1);
+        (0..9).for_each(|i| clusters.push(std::iter::once(f64::from(1 << i))));
+        let common = clusters.draws(40, 7, |sums| [sums[0]]);
+        assert_eq!(common, clusters.numbered_draws((40, 7, Streams::Common), |_, sums| [sums[0]]));
+        let apart = clusters.numbered_draws((40, 7, Streams::Apart), |i, sums| [sums[0], i as f64]);
+        assert!(apart.iter().enumerate().all(|(i, draw)| draw[1] == i as f64));
+        // Of 9^9 draws hardly two are the same by chance.
+        assert!(common.iter().zip(&apart).all(|(a, b)| a[0] != b[0]));
+    }
+
+    #[test]
+    fn normal_numbers_are_normal() {
+        let all: Vec<f64> = (0..2000).flat_map(|i| normals((i, 7), 5)).collect();
+        assert_eq!(all.len(), 10_000);
+        let mean = |of: fn(f64) -> f64| all.iter().map(|&x| of(x)).sum::<f64>() / 10_000.0;
+        assert!(mean(|x| x).abs() < 0.03 && (mean(|x| x * x) - 1.0).abs() < 0.05 && (mean(|x| x.powi(4)) - 3.0).abs() < 0.3);
+        let within = all.iter().filter(|x| x.abs() < 1.96).count();
+        assert!((9_430..9_570).contains(&within), "{within}");
+        assert_ne!(normals((0, 7), 3), normals((1, 7), 3));
     }
 
     #[test]

@@ -25,7 +25,7 @@ windows. Draft probabilities (mtp) add the sweep over confidence thresholds, gat
 ///
 /// Judges every draft length up to the recorded one by the tokens that it would have emitted, the experts that it would have
 /// touched and what its steps would have cost, with intervals over requests. Costs are measured times where the trace has them,
-/// otherwise a model of the bytes that a step reads; the output says which.
+/// drawn with the requests, otherwise a model of the bytes that a step reads; the output says which.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {

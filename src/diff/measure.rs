@@ -8,7 +8,7 @@ use crate::analysis::request_totals::RequestTotals;
 use crate::metric::Metric;
 use crate::metric::report::{Report, RequestReport};
 use list::{List, Sums};
-use names::COST;
+use names::{ALL_ROWS, COST};
 pub use names::{is_known, is_share};
 use serde::Serialize;
 use serde_json::Value;
@@ -45,6 +45,9 @@ pub fn measures(report: &Report, totals: Option<&RequestTotals>) -> Vec<Measure>
     for metric in COST {
         list.foreign("cost", metric, cost.as_ref());
     }
+    for metric in ALL_ROWS {
+        list.foreign("cost.all_rows", metric, cost.as_ref().and_then(|cost| cost.get("all_rows")));
+    }
     for (slot, layer) in report.layers.iter().enumerate() {
         list.layer = Some(layer.layer);
         list.table = totals.and_then(|totals| totals.table(Some(slot)));
@@ -75,7 +78,7 @@ mod tests {
     use super::super::testing::report;
     use super::*;
     use crate::diff::estimate::Spread;
-    use crate::metric::cost::{ExpertCost, LayerTime, StepCost};
+    use crate::metric::cost::{AllRows, ExpertCost, LayerTime, StepCost};
 
     fn get<'a>(all: &'a [Measure], layer: Option<u16>, path: &str) -> &'a Measure {
         all.iter().find(|m| m.layer == layer && m.path == path).unwrap_or_else(|| panic!("{path}"))
@@ -132,7 +135,8 @@ mod tests {
     #[test]
     fn every_measure_is_a_name_that_rules_know() {
         let mut report = report();
-        report.layers[0].time = Some(LayerTime { verify_us: Some(5.0), decode_us: Some(2.0), by_component: Vec::new() });
+        report.layers[0].time =
+            Some(LayerTime { verify_us: Some(5.0), verify_us_ci95: Some([4.0, 6.0]), decode_us: Some(2.0), ..LayerTime::default() });
         report.layers[0].cost = Some(ExpertCost {
             us_per_expert: Some(0.5),
             ci95: Some([0.4, 0.6]),
@@ -145,6 +149,7 @@ mod tests {
             verify_ratio_ci95: Some([2.4, 2.7]),
             speedup: Some(1.1),
             speedup_ci95: Some([1.0, 1.2]),
+            all_rows: Some(AllRows { step_ratio: Some(2.75), step_ratio_ci95: Some([2.7, 2.8]), ..AllRows::default() }),
             ..StepCost::default()
         });
         report.overall.as_mut().unwrap().mass_coverage = Some(vec![0.5]);
@@ -155,9 +160,16 @@ mod tests {
             assert!(known || m.layer.is_none(), "{}", m.path);
         }
         assert_eq!(get(&all, None, "cost.speedup").estimate.spread, Spread::Interval([1.0, 1.2]));
+        assert_eq!(get(&all, None, "cost.all_rows.step_ratio").estimate, Estimate::with_interval(2.75, Some([2.7, 2.8])));
+        assert!(!all.iter().any(|m| m.path == "cost.all_rows.speedup"), "what is unknown is no measure");
+        assert_eq!(
+            (is_known("cost.all_rows.speedup"), is_known("cost.all_rows.verify_ratio"), is_known("cost.all_rows")),
+            (Some(false), None, None)
+        );
         assert_eq!(get(&all, None, "cost.verify_ratio").estimate.spread, Spread::Interval([2.4, 2.7]));
         let layer = Some(report.layers[0].layer);
         assert_eq!(get(&all, layer, "cost.us_per_expert").estimate.spread, Spread::Interval([0.4, 0.6]));
-        assert_eq!(get(&all, layer, "time.verify_us").estimate.value, 5.0);
+        assert_eq!(get(&all, layer, "time.verify_us").estimate, Estimate::with_interval(5.0, Some([4.0, 6.0])));
+        assert_eq!(get(&all, layer, "time.decode_us").estimate.spread, Spread::Unknown);
     }
 }

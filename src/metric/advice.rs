@@ -53,6 +53,10 @@ pub struct Advice {
     pub confidence: Option<Vec<Confidence>>,
     /// Windows that may touch so many experts only; `None` without gate weights.
     pub expert_budget: Option<Vec<Budget>>,
+    /// Resamples that intervals of step ratios and speedups are not of, for their times give an expert no cost above 0; `None` where step
+    /// costs are not drawn.
+    #[serde(default)]
+    pub resamples_left_out: Option<u64>,
     /// What these numbers take for granted.
     pub assumptions: Vec<String>,
 }
@@ -72,7 +76,7 @@ pub struct DraftLength {
     pub union_ci95: Option<Interval>,
     /// Cost of a step in decode steps. Equal to the break-even tokens per step.
     pub step_ratio: Option<f64>,
-    /// Bootstrap over requests.
+    /// Bootstrap over requests, measured step costs with them; at the recorded γ the interval of the measured step ratio.
     pub step_ratio_ci95: Option<Interval>,
     /// tokens_per_step / step_ratio. Also the utility: benefit by cost, below 1 speculation loses.
     pub speedup: Option<f64>,
@@ -80,7 +84,7 @@ pub struct DraftLength {
     pub ci95: Option<Interval>,
     /// (τ(γ') - τ(γ' - 1)) / (ratio(γ') - ratio(γ' - 1)): what the last draft brings by what it costs.
     pub marginal_utility: Option<f64>,
-    /// Share of the resamples in which this draft length is the best.
+    /// Share of the resamples with step costs in which this draft length is the best.
     pub best_share: Option<f64>,
 }
 
@@ -101,7 +105,8 @@ pub struct GroupAdvice {
     pub tokens_per_step: f64,
     /// Speedup at the recorded γ.
     pub speedup: Option<f64>,
-    /// Bootstrap over requests; `None` for a single one.
+    /// Bootstrap over requests, measured step costs over all that have times. A single request's is of step costs alone, `None` where
+    /// those are not drawn.
     pub ci95: Option<Interval>,
 }
 

@@ -19,12 +19,18 @@ pub enum TimeSource {
 }
 
 /// Mean time of one layer's operations in a step, µs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LayerTime {
     /// In a verify step of the report's number of rows.
     pub verify_us: Option<f64>,
+    /// Bootstrap over requests.
+    #[serde(default)]
+    pub verify_us_ci95: Option<Interval>,
     /// In a decode step, at the verify steps' context lengths.
     pub decode_us: Option<f64>,
+    /// Bootstrap over requests.
+    #[serde(default)]
+    pub decode_us_ci95: Option<Interval>,
     /// The same by component, those that the layer has.
     pub by_component: Vec<ComponentTime>,
 }
@@ -36,8 +42,14 @@ pub struct ComponentTime {
     pub component: Component,
     /// In a verify step.
     pub verify_us: Option<f64>,
+    /// Bootstrap over requests.
+    #[serde(default)]
+    pub verify_us_ci95: Option<Interval>,
     /// In a decode step.
     pub decode_us: Option<f64>,
+    /// Bootstrap over requests.
+    #[serde(default)]
+    pub decode_us_ci95: Option<Interval>,
 }
 
 /// Time of the routed experts by what they had to do: T = a + b U + c W, U distinct experts, W rows.
@@ -53,6 +65,9 @@ pub struct ExpertCost {
     pub us_per_row_ci95: Option<Interval>,
     /// a, µs; over all layers the mean of the layers' own.
     pub intercept_us: Option<f64>,
+    /// Of a, bootstrap over requests.
+    #[serde(default)]
+    pub intercept_us_ci95: Option<Interval>,
     /// Share of the times' variance that the fit explains; over all layers, of the variance within layers.
     pub r2: Option<f64>,
     /// Stored bytes of one expert / b, 10^9 a second: how fast experts seem to be read.
@@ -145,6 +160,9 @@ pub struct AllRows {
     pub verify_steps: u64,
     /// Their mean of accepted drafts + 1.
     pub tokens_per_step: Option<f64>,
+    /// Bootstrap over requests.
+    #[serde(default)]
+    pub tokens_per_step_ci95: Option<Interval>,
     /// Time of the whole step: verify / decode at the same context lengths.
     pub step_ratio: Option<f64>,
     /// Bootstrap over requests.

@@ -156,6 +156,27 @@ pub const METRICS: &[Metric] = &[
     noisy("cost.break_even", Unit::Tokens, Better::Lower, "tokens per step at which speculation costs what it gains", "step_ratio"),
     noisy("cost.speedup", Unit::Ratio, Better::Higher, "speed against plain decoding", "tokens_per_step / step_ratio"),
     noisy(
+        "cost.all_rows.tokens_per_step",
+        Unit::Tokens,
+        Better::Higher,
+        "tokens per verify step with times, of any number of rows",
+        "mean of accepted + 1 over them",
+    ),
+    noisy(
+        "cost.all_rows.step_ratio",
+        Unit::Ratio,
+        Better::Lower,
+        "the step ratio over verify steps of every number of rows",
+        "as step_ratio, of all of them",
+    ),
+    noisy(
+        "cost.all_rows.speedup",
+        Unit::Ratio,
+        Better::Higher,
+        "speed against plain decoding over verify steps of every number of rows",
+        "all_rows.tokens_per_step / all_rows.step_ratio",
+    ),
+    noisy(
         "cost.unattributed_us",
         Unit::Microseconds,
         Better::Neither,

@@ -218,7 +218,8 @@ pub struct Union {
     pub p90: u32,
     /// 99th percentile, nearest rank.
     pub p99: u32,
-    /// Largest.
+    /// Largest. It has no interval: the largest of a sample is never above the population's, and no resample has a larger one, so that a
+    /// bootstrap says nothing of what lies beyond.
     pub max: u32,
     /// Entry u: number of windows with a union of u.
     pub histogram: Vec<u64>,

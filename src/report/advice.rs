@@ -128,7 +128,13 @@ impl View<'_> {
             out.push_str(&self.lines("", drafted));
         }
         if a.by_draft_len.iter().any(|p| p.ci95.is_some()) {
-            out.push_str(&self.lines("", "intervals are of acceptance and unions alone: step costs are taken as exact"));
+            let what = match (a.resamples_left_out, a.cost_source) {
+                (Some(_), Some(CostSource::Calibrated)) => "over requests, with the table's own intervals",
+                (Some(_), _) => "over requests, with the times of their steps",
+                (None, Some(CostSource::Model)) => "of acceptance and unions alone: bytes have no uncertainty",
+                (None, _) => "of acceptance and unions alone: step costs are taken as exact",
+            };
+            out.push_str(&self.lines("", &format!("intervals are {what}")));
         }
         if let Some(share) = best.best_share.filter(|_| a.requests > 1) {
             out.push_str(&self.lines("", &format!("the best in {:.0} % of resamples of the {} requests", share * 100.0, a.requests)));
@@ -295,7 +301,11 @@ mod tests {
         let text = shown(&mut report, &advice);
         assert!(text.contains("not by measured times (the fitted time per distinct expert is not above 0)"), "{text}");
         assert!(text.contains("windows of 4 rows, the most frequent (120 of 240)") && !text.contains("recorded with 3 drafts"), "{text}");
-        assert!(text.contains("step costs are taken as exact"), "{text}");
+        assert!(text.contains("unions alone: bytes have no uncertainty"), "{text}");
+        advice.cost_source = Some(CostSource::Measured);
+        assert!(shown(&mut report, &advice).contains("step costs are taken as exact"));
+        advice.resamples_left_out = Some(0);
+        assert!(shown(&mut report, &advice).contains("intervals are over requests, with the times of their steps"));
         advice.steps_left_out = 0;
         report.run.drafter.draft_len = Some(3);
         report.run.drafter.kind = "mtp".into();

@@ -93,7 +93,8 @@ pub fn experts(cost: &ExpertCost, copy_gb_per_s: Option<f64>) -> Option<String> 
         text.push_str(&format!(", {} per row{}", signed(c), between(cost.us_per_row_ci95)));
     }
     if let (Some(a), Some(r2)) = (cost.intercept_us, cost.r2) {
-        text.push_str(&format!(", {} besides, R² {r2:.2} over {} layer passes", signed(a), Unit::Count.show(cost.points as f64)));
+        let (besides, points) = (between(cost.intercept_us_ci95), Unit::Count.show(cost.points as f64));
+        text.push_str(&format!(", {} besides{besides}, R² {r2:.2} over {points} layer passes", signed(a)));
     }
     // An interval that reaches 0 implies any bandwidth.
     if cost.ci95.is_some_and(|[low, high]| low <= 0.0 && high >= 0.0) {
@@ -274,6 +275,8 @@ mod tests {
             "36.0 µs per distinct expert (95 %: 35.0 µs to 37.0 µs), -1.50 µs besides, R² 0.97 over 12 345 layer passes; as if experts \
              were read at 231.4 GB/s; a large copy here moves 250.0 GB/s"
         );
+        let sure = ExpertCost { intercept_us_ci95: Some([-2.5, -1.25]), ..cost.clone() };
+        assert!(experts(&sure, None).unwrap().contains(", -1.50 µs besides (95 %: -2.50 µs to -1.25 µs), R² 0.97"));
         let noise = ExpertCost { ci95: Some([-5.0, 77.0]), ..cost };
         let text = experts(&noise, Some(250.0)).unwrap();
         assert!(text.contains("-5.00 µs to 77.0 µs") && text.contains("not told apart from 0") && !text.contains("GB/s"), "{text}");

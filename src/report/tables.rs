@@ -1,7 +1,7 @@
 //! The report's tables, described once for text, Markdown, CSV and HTML.
 
 use super::bars::{bar, spark};
-use super::lookup::{json, number};
+use super::lookup::{interval, json, number};
 use super::table::Column;
 use super::wrap::plain;
 use super::{sections, shapes};
@@ -115,6 +115,7 @@ pub fn layers(rows: &[LayerRow<'_>], look: Look) -> Vec<Column> {
     let union = |r: &LayerRow<'_>| Some(r.stats.union.as_ref()?.mean);
     let ci = |r: &LayerRow<'_>| r.stats.union.as_ref()?.ci95;
     let machine = |key: &str, of: &dyn Fn(&LayerRow<'_>) -> Option<f64>| Column::machine(key, rows.iter().map(of));
+    let end = |part: &Value, key: &str, at: usize| interval(part, &[key]).map(|ends| ends[at]);
     let names = || rows.iter().map(|r| r.name.clone());
     let mut columns = vec![
         Column::new("layer").cells(names()).words("layer", names().map(|n| n.trim_start_matches('!').to_owned())),
@@ -159,8 +160,14 @@ pub fn layers(rows: &[LayerRow<'_>], look: Look) -> Vec<Column> {
         machine("top_1pct_share", &|r| Some(r.load?.top_1pct_share)),
         machine("max_over_mean", &|r| Some(r.load?.max_over_mean)),
         machine("verify_us", &|r| number(&r.time, &["verify_us"])),
+        machine("verify_us_ci95_low", &|r| end(&r.time, "verify_us_ci95", 0)),
+        machine("verify_us_ci95_high", &|r| end(&r.time, "verify_us_ci95", 1)),
         machine("decode_us", &|r| number(&r.time, &["decode_us"])),
+        machine("decode_us_ci95_low", &|r| end(&r.time, "decode_us_ci95", 0)),
+        machine("decode_us_ci95_high", &|r| end(&r.time, "decode_us_ci95", 1)),
         machine("cost_intercept_us", &|r| number(&r.cost, &["intercept_us"])),
+        machine("cost_intercept_us_ci95_low", &|r| end(&r.cost, "intercept_us_ci95", 0)),
+        machine("cost_intercept_us_ci95_high", &|r| end(&r.cost, "intercept_us_ci95", 1)),
         machine("cost_r2", &|r| number(&r.cost, &["r2"])),
         machine("implied_gb_per_s", &|r| number(&r.cost, &["implied_gb_per_s"])),
     ]);
@@ -261,6 +268,8 @@ fn draft_lengths(report: &Report) -> Vec<Column> {
         column("tokens per step", "tokens_per_step", Unit::Tokens, of(|p| Some(p.tokens_per_step))),
         column("union", "union_mean", Unit::Experts, of(|p| Some(p.union_mean))),
         column("step ratio", "step_ratio", Unit::Ratio, of(|p| p.step_ratio)),
+        column("95 % from", "step_ratio_ci95_low", Unit::Ratio, of(|p| p.step_ratio_ci95.map(|ci| ci[0]))),
+        column("to", "step_ratio_ci95_high", Unit::Ratio, of(|p| p.step_ratio_ci95.map(|ci| ci[1]))),
         column("speedup", "speedup", Unit::Ratio, of(|p| p.speedup)),
         column("95 % from", "speedup_ci95_low", Unit::Ratio, of(|p| p.ci95.map(|ci| ci[0]))),
         column("to", "speedup_ci95_high", Unit::Ratio, of(|p| p.ci95.map(|ci| ci[1]))),

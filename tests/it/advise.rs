@@ -97,6 +97,11 @@ fn measured_times_are_taken_where_there_are_any() {
         let last = advice["by_draft_len"].as_array().unwrap().last().unwrap();
         let (found, measured) = (last["step_ratio"].as_f64().unwrap(), report["cost"]["step_ratio"].as_f64().unwrap());
         assert!((found / measured - 1.0).abs() < 1e-9, "{found} {measured}");
+        // And so is its interval, where no resample is left out.
+        let ends = |of: &Value| of["step_ratio_ci95"].as_array().map(|ends| ends.iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>());
+        let (found, measured) = (ends(last).unwrap(), ends(&report["cost"]).unwrap());
+        let same = found.iter().zip(&measured).all(|(a, b)| (a / b - 1.0).abs() < 1e-9);
+        assert!(same || advice["resamples_left_out"] != 0, "{found:?} {measured:?}");
     }
 }
 

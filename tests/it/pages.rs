@@ -298,23 +298,16 @@ fn largest(verify_steps: u32) -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn the_largest_page_stays_small_however_long_the_run() {
-    // The size follows from layers, rows, experts and requests, not from the number of tokens.
-    let mut sizes = Vec::new();
-    for steps in [1, 3] {
-        let (_dir, trace) = largest(steps);
-        for by in [&[][..], &["--by", "request", "--ep", "8"], &["--by", "tag:kind"]] {
-            let page = report(&trace, &[&["--format", "html"], by].concat());
-            check_page(&page);
-            assert!(page.len() < 3_000_000, "{by:?}: {} bytes", page.len());
-            sizes.push(page.len());
-            let data = embedded(&page);
-            assert_eq!((data["by_request"].as_array().unwrap().len(), data["totals"]["requests"].as_u64()), (300, Some(512)));
-            assert!(page.contains("The first 300 of 512 requests"));
-        }
-    }
-    for (short, long) in sizes[..3].iter().zip(&sizes[3..]) {
-        assert!(*long < short + short / 10, "{sizes:?}");
+fn the_largest_page_stays_below_3_megabytes() {
+    // Three steps a request have windows of every length; what more of them add are digits.
+    let (_dir, trace) = largest(3);
+    for by in [&[][..], &["--by", "request", "--ep", "8"], &["--by", "tag:kind"]] {
+        let page = report(&trace, &[&["--format", "html"], by].concat());
+        check_page(&page);
+        assert!(page.len() < 3_000_000, "{by:?}: {} bytes", page.len());
+        let data = embedded(&page);
+        assert_eq!((data["by_request"].as_array().unwrap().len(), data["totals"]["requests"].as_u64()), (300, Some(512)));
+        assert!(page.contains("The first 300 of 512 requests"));
     }
 }
 

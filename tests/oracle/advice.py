@@ -2,6 +2,10 @@
 
 import json
 
+import numpy as np
+
+from resample import RESAMPLES, Costs, compare
+
 
 def best_of(speedups):
     best = 0
@@ -50,7 +54,45 @@ def coefficients(report, manifest, decode_experts, experts, gamma):
     return True, lambda n, w, x, d: other * n + expert * x + draft * d, other + expert * decode_experts, "model"
 
 
-def check(db, report, manifest, same, interval):
+class Drawn:
+    """Tokens, experts and measured step costs of the same resamples."""
+
+    def __init__(self, db, resamples, clusters, decode_experts, gamma):
+        of = lambda number: np.array([sum(map(number, clusters.get(r, []))) for r in resamples.requests], dtype=float)
+        self.resamples, self.gamma = resamples, gamma
+        self.steps = of(lambda w: 1)
+        self.tokens = [of(lambda w: min(w[2], length) + 1) for length in range(gamma + 1)]
+        self.experts = [of(lambda w: w[4][length]) for length in range(gamma + 1)]
+        layers = [layer for (layer,) in db.execute("select distinct layer from points order by layer").fetchall()]
+        self.costs = Costs(resamples, layers, self.steps, self.experts[-1], decode_experts, gamma)
+
+    def left_out(self):
+        return int((~self.costs.usable).sum()) if self.costs.known else None
+
+    def speedups(self, counts, length):
+        """Ratios and speedups of requests drawn so often, one row for each resample."""
+        with np.errstate(all="ignore"):
+            steps = counts @ self.steps
+            ratios = self.costs.ratio(length, counts @ self.experts[length] / steps)
+            return ratios, counts @ self.tokens[length] / steps / ratios
+
+    def of_all(self, length):
+        return self.speedups(self.resamples.counts, length) if self.costs.known else (None, None)
+
+    def of_some(self, requests):
+        """Of a group's requests, drawn apart from the costs unless they are all; a single one is what it is."""
+        if not self.costs.known:
+            return None
+        chosen = np.array([r in requests for r in self.resamples.requests])
+        n = int(chosen.sum())
+        if n == int((self.steps > 0).sum()) and n > 1:
+            return self.of_all(self.gamma)[1]
+        counts = np.zeros((RESAMPLES, len(chosen)))
+        counts[:, chosen] = self.resamples.rng.multinomial(n, [1 / n] * n, size=RESAMPLES)
+        return self.speedups(counts, self.gamma)[1]
+
+
+def check(db, report, manifest, same, interval, resamples, failures):
     advice = report["advice"]
     model = manifest["model"]
     verify = db.execute("select count(*) from verify").fetchone()[0]
@@ -87,6 +129,12 @@ def check(db, report, manifest, same, interval):
     for window in steps:
         clusters.setdefault(window[1], []).append(window)
     same("advice.requests", advice["requests"], len(clusters))
+    drawn = Drawn(db, resamples, clusters, k * layers, gamma) if source == "measured" else None
+    left_out = drawn and drawn.left_out()
+    if left_out is None:
+        same("advice.resamples_left_out", advice["resamples_left_out"], None)
+    elif abs(advice["resamples_left_out"] - left_out) > 0.05 * RESAMPLES:
+        failures.append(f"advice.resamples_left_out: {advice['resamples_left_out']}, recomputed about {left_out}")
     same("advice.by_draft_len.length", len(advice["by_draft_len"]), gamma + 1)
     for length, ((tokens, union, ratio, speedup), found) in enumerate(zip(points, advice["by_draft_len"])):
         where = f"advice.by_draft_len[{length}]"
@@ -100,9 +148,14 @@ def check(db, report, manifest, same, interval):
         if not known:
             same(f"{where}.ci95", found["ci95"], None)
             continue
-        cost = lambda ws: sum(cost_of(1, length + 1, w[4][length], length) for w in ws) if length else decode * len(ws)
-        interval(f"{where}.ci95", found["ci95"], [(decode * sum(min(w[2], length) + 1 for w in ws), cost(ws)) for ws in clusters.values()])
-        interval(f"{where}.step_ratio_ci95", found["step_ratio_ci95"], [(cost(ws), decode * len(ws)) for ws in clusters.values()])
+        if source == "measured":
+            ratios, speedups = drawn.of_all(length)
+            compare(f"{where}.step_ratio_ci95", found["step_ratio_ci95"], ratios, failures)
+            compare(f"{where}.ci95", found["ci95"], speedups, failures)
+        else:
+            cost = lambda ws: sum(cost_of(1, length + 1, w[4][length], length) for w in ws) if length else decode * len(ws)
+            interval(f"{where}.ci95", found["ci95"], [(decode * sum(min(w[2], length) + 1 for w in ws), cost(ws)) for ws in clusters.values()])
+            interval(f"{where}.step_ratio_ci95", found["step_ratio_ci95"], [(cost(ws), decode * len(ws)) for ws in clusters.values()])
         if length:
             before = points[length - 1]
             same(f"{where}.marginal_utility", found["marginal_utility"], (tokens - before[0]) / (ratio - before[2]), 1e-6)
@@ -124,6 +177,8 @@ def check(db, report, manifest, same, interval):
         same(f"{where}.requests", found["requests"], len({w[1] for w in chosen}))
         same(f"{where}.tokens_per_step", found["tokens_per_step"], points[-1][0])
         same(f"{where}.speedup", found["speedup"], points[-1][3])
+        if source == "measured":
+            compare(f"{where}.ci95", found["ci95"], drawn.of_some({w[1] for w in chosen}), failures)
         if known:
             at = best_of([p[3] for p in points])
             same(f"{where}.best_draft_len", found["best_draft_len"], at)

@@ -5,6 +5,8 @@ Used by recompute.py, after its tables `unions` and `verify` are there.
 
 import random
 
+from resample import Resamples, compare
+
 
 def prepare(db, manifest, k, has_kernels):
     """Steps with their octave and, where operations were recorded, only those that have any; points of the fit."""
@@ -96,6 +98,23 @@ def fit(db, where, by_layer):
     return {"us_per_expert": b, "us_per_row": c, "intercept_us": a, "r2": (b * ut + (c or 0) * wt) / tt if tt else None, "points": int(n)}
 
 
+def check_fit_intervals(resamples, where, found, layers, failures):
+    """Intervals of a fit, which are of every resample fitted anew."""
+    fits = resamples.fit(layers)
+    for key, i, value in [("ci95", 0, "us_per_expert"), ("us_per_row_ci95", 1, "us_per_row"), ("intercept_us_ci95", 2, "intercept_us")]:
+        compare(f"{where}.{key}", found[key], None if fits is None or found[value] is None else fits[i], failures)
+
+
+def check_time_intervals(resamples, where, found, layers, failures):
+    condition = f"layer in ({', '.join(map(str, layers))})"
+    parts = [(found, condition)] + [(part, f"{condition} and component = '{part['component']}'") for part in found["by_component"]]
+    for part, condition in parts:
+        means = resamples.means(f"select step_id, sum(ns) / 1000 as x from op where {condition} group by all") if resamples.counts is not None else None
+        for i, key in enumerate(["verify_us", "decode_us"]):
+            known = means is not None and part[key] is not None and resamples.each[i] >= 2
+            compare(f"{where}.{part.get('component', 'all')}.{key}_ci95", part[f"{key}_ci95"], means[i] if known else None, failures)
+
+
 def check_fit(db, same, where, found, condition, bytes_per_expert, by_layer=False):
     expected = fit(db, condition, by_layer)
     if expected is None:
@@ -126,7 +145,7 @@ def check_time(db, same, where, found, rows, layers):
 
 
 def check(db, report, manifest, rows, layers, k, same, failures):
-    """Everything under `time` and `cost`."""
+    """Everything under `time` and `cost`; gives the resamples of requests, None where no time is shown."""
     has_kernels = bool(manifest["tables"].get("kernels")) and sum(p["rows"] for p in manifest["tables"]["kernels"]) > 0
     cost = report["cost"]
     if manifest["emulated"]:
@@ -135,6 +154,7 @@ def check(db, report, manifest, rows, layers, k, same, failures):
         same("cost.attribution", cost["attribution"], [])
         return
     prepare(db, manifest, k, has_kernels)
+    resamples = Resamples(db, rows)
     ratios = {}
     for name, column in [("verify_ratio", "pass"), ("step_ratio", "step")]:
         verify, decode = means(db, rows, f"select step_id, {column} as x from timed")
@@ -161,7 +181,7 @@ def check(db, report, manifest, rows, layers, k, same, failures):
             same("cost.bytes.wasted_per_window", cost["bytes"]["wasted_per_window"], float(wasted) * size / windows)
     if not has_kernels:
         same("cost.attribution", cost["attribution"], [])
-        return
+        return resamples
     accounted = 0.0
     for part in cost["attribution"]:
         verify, decode = means(db, rows, f"select step_id, sum(ns) as x from op where component = '{part['component']}' group by all")
@@ -179,3 +199,7 @@ def check(db, report, manifest, rows, layers, k, same, failures):
         same(f"layers[{layer}].cost.residuals", sum(r["points"] for r in found["cost"]["residuals"]), points)
     check_time(db, same, "overall.time", report["overall"]["time"], rows, layers)
     check_fit(db, same, "overall.cost", report["overall"]["cost"], "true", size, by_layer=True)
+    for where, part, of in [(f"layers[{layers[0]}]", report["layers"][0], layers[:1]), ("overall", report["overall"], layers)]:
+        check_fit_intervals(resamples, f"{where}.cost", part["cost"], of, failures)
+        check_time_intervals(resamples, f"{where}.time", part["time"], of, failures)
+    return resamples

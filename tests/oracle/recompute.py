@@ -409,11 +409,10 @@ def main():
     check_requests(db, report, dominant, kept_only)
     check_routers(db, report, "draft", "draft", "verify", k, experts)
     check_routers(db, report, "prefill", "target", "prefill", k, experts)
-    advice.check(db, report, manifest, same, interval)
     sections.check_groups(db, report, manifest, same, interval)
     sections.check_parallel(db, report, manifest, same)
-    if not kept_only:
-        cost.check(db, report, manifest, dominant, layers, k, same, failures)
+    resamples = None if kept_only else cost.check(db, report, manifest, dominant, layers, k, same, failures)
+    advice.check(db, report, manifest, same, interval, resamples, failures)
 
     if failures:
         print("\n".join(failures[:20]), f"{len(failures)} of {compared} numbers differ", sep="\n")

@@ -1,11 +1,14 @@
 //! Step costs out of a table that `calibrate` measured.
 
-use super::step_cost::StepCost;
+use super::step_cost::{Coefficients, StepCost};
+use crate::analysis::Options;
 use crate::analysis::cost::regression::{Plane, plane};
+use crate::analysis::stats::normals;
 use crate::metric::Unit;
 use crate::metric::advice::CostSource;
-use crate::metric::costs::CostTable;
+use crate::metric::costs::{CostTable, Timed};
 use crate::trace::manifest::{Manifest, ModelShape};
+use rayon::prelude::*;
 
 /// Share of the variance that experts and rows must explain for their costs to be used.
 const MIN_R2: f64 = 0.5;
@@ -65,15 +68,88 @@ fn word(n: Option<u32>) -> String {
     n.map_or_else(|| "unknown".to_owned(), |n| n.to_string())
 }
 
+/// What a table's steps cost, by its times or by others in their place: `passes` are those of the cells, in their order. The decode step is its
+/// cell of one row and k experts; fixed = decode - per_expert k layers - per_row, so that it costs that.
+fn coefficients(table: &CostTable, passes: &[f64], per_draft: impl Fn(f64) -> f64) -> Option<(Coefficients, Option<f64>)> {
+    let k = f64::from(table.model.experts_per_token);
+    let points = table.cells.iter().zip(passes).map(|(c, &us)| [f64::from(c.union) - k, f64::from(c.rows) - 1.0, us]);
+    let Plane { b, c: per_row, r2 } = plane(points).ok()?;
+    let layers = f64::from(table.model.moe_layers);
+    let per_expert = b / layers;
+    let decode = *passes.get(table.cells.iter().position(|c| c.rows == 1 && c.union == table.model.experts_per_token)?)?;
+    let fixed = decode - per_expert * k * layers - per_row;
+    Some((Coefficients { decode, fixed, per_expert, per_row, per_draft: per_draft(decode), per_block: 0.0 }, r2))
+}
+
+/// Where the cost of a draft is from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Drafting {
+    /// A share of a decode step.
+    Share(f64),
+    /// The table.
+    Timed(Timed),
+}
+
+impl Drafting {
+    fn of(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>) -> Result<Self, String> {
+        match (draft_cost, manifest.drafter.kind.as_str(), table.draft) {
+            (Some(share), ..) => Ok(Self::Share(share)),
+            (None, "mtp", Some(draft)) => Ok(Self::Timed(draft)),
+            (None, "ngram" | "none", _) => Ok(Self::Share(0.0)),
+            (None, kind, _) => Err(format!("the table has no cost of a draft by {kind} (--draft-cost of `advise` stands in for it)")),
+        }
+    }
+
+    fn us(self, decode: f64) -> f64 {
+        match self {
+            Self::Share(share) => share * decode,
+            Self::Timed(draft) => draft.us,
+        }
+    }
+}
+
+/// The time of every cell; `None` where one has none, as on an emulated device.
+fn timed(table: &CostTable) -> Option<Vec<Timed>> {
+    table.cells.iter().map(|cell| cell.pass).collect()
+}
+
+/// Step costs of a table as unsure as its cells are: resample i has each time drawn from the normal law about the measured median whose
+/// middle 95 % are as wide as its interval, each apart from the others. `None` where some time has no interval: then nobody says how
+/// sure it is.
+///
+/// A cell of 20 µs (18 to 22) is drawn with a standard deviation of 4 / (2 x 1.96) = 1.02 µs.
+pub fn draws(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>, options: &Options) -> Option<Vec<Option<Coefficients>>> {
+    let drafting = Drafting::of(table, manifest, draft_cost).ok()?;
+    let deviation = |time: &Timed| time.ci95.map(|[low, high]| (high - low) / (2.0 * 1.96));
+    let timed = timed(table)?;
+    let deviations: Vec<f64> = timed.iter().map(deviation).collect::<Option<_>>()?;
+    let of_draft = match drafting {
+        Drafting::Share(_) => 0.0,
+        Drafting::Timed(draft) => deviation(&draft)?,
+    };
+    let draw = |resample: usize| {
+        let normal = normals((resample, options.seed), table.cells.len() + 1);
+        let passes: Vec<f64> = timed.iter().zip(&deviations).zip(&normal).map(|((pass, sd), z)| pass.us + sd * z).collect();
+        let more = of_draft * normal.last().copied().unwrap_or_default();
+        let (costs, _) = coefficients(table, &passes, |decode| drafting.us(decode) + more)?;
+        costs.are_costs().then_some(costs)
+    };
+    Some((0..options.resamples).into_par_iter().map(draw).collect())
+}
+
 impl StepCost {
     /// The costs that `table` has for the trace of `manifest`, whose windows have `rows` rows.
-    ///
-    /// The decode step is its cell of one row and k experts; fixed = decode - per_expert k layers - per_row, so that it costs that.
     ///
     /// # Errors
     /// Why it gives none, as half a sentence.
     pub fn calibrated(table: &CostTable, manifest: &Manifest, rows: usize, draft_cost: Option<f64>) -> Result<Self, String> {
-        let (per_expert, per_row, r2) = slopes(table)?;
+        slopes(table)?;
+        let drafting = Drafting::of(table, manifest, draft_cost);
+        let timed = timed(table).ok_or("some of the table's cells have no time")?;
+        let passes: Vec<f64> = timed.iter().map(|pass| pass.us).collect();
+        let per_draft = |decode| drafting.as_ref().map_or(0.0, |d| d.us(decode));
+        let (coefficients, r2) = coefficients(table, &passes, per_draft).ok_or("the table has no decode pass")?;
+        let Coefficients { decode, per_expert, per_row, per_draft, .. } = coefficients;
         if per_expert <= 0.0 {
             return Err("the calibrated time per distinct expert is not above 0; calibrate on an idle machine, with more --repeats".into());
         }
@@ -86,15 +162,7 @@ impl StepCost {
                 r2 * 100.0
             ));
         }
-        let decode = table.decode().and_then(|cell| cell.pass).ok_or("the table has no time of a decode pass")?.us;
-        let per_draft = match (draft_cost, manifest.drafter.kind.as_str(), table.draft) {
-            (Some(share), ..) => share * decode,
-            (None, "mtp", Some(draft)) => draft.us,
-            (None, "ngram" | "none", _) => 0.0,
-            (None, kind, _) => {
-                return Err(format!("the table has no cost of a draft by {kind} (--draft-cost of `advise` stands in for it)"));
-            }
-        };
+        drafting?;
         let us = |us: f64| Unit::Microseconds.show(us);
         let mut assumptions = vec![format!(
             "calibrated, {} on {}: {} a decode pass after {} tokens of context, {} for each distinct expert and {} for each further row (least \
@@ -119,17 +187,16 @@ impl StepCost {
         if most < rows {
             assumptions.push(format!("the table has passes of up to {most} rows: costs of up to {rows} are extrapolated"));
         }
-        let experts = f64::from(table.model.experts_per_token) * f64::from(table.model.moe_layers);
-        let fixed = decode - per_expert * experts - per_row;
-        Ok(Self { source: CostSource::Calibrated, decode, fixed, per_expert, per_row, per_draft, per_block: 0.0, assumptions })
+        Ok(Self { source: CostSource::Calibrated, coefficients, assumptions })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::analysis::stats::percentile_interval;
     use crate::analysis::tests::memory::manifest;
-    use crate::metric::costs::{Cell, MeasuredModel, SCHEMA, Timed};
+    use crate::metric::costs::{Cell, MeasuredModel, SCHEMA};
     use proptest::prelude::*;
 
     fn table(cells: &[(u16, u16, f64)]) -> CostTable {
@@ -175,16 +242,17 @@ mod tests {
         "mtp".clone_into(&mut manifest.drafter.kind);
         let cost = StepCost::calibrated(&table, &manifest, 4, None).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
-        near(cost.per_expert, 1.0);
-        near(cost.per_row, 1.0);
-        near(cost.fixed, 5.0);
-        near(cost.per_draft, 4.0);
+        let of = cost.coefficients;
+        near(of.per_expert, 1.0);
+        near(of.per_row, 1.0);
+        near(of.fixed, 5.0);
+        near(of.per_draft, 4.0);
         // Two layers with 6 experts each, three rows, two drafts: 20 and 8.
-        near(cost.passes(1.0, 3.0, 12.0) + cost.drafting(1.0, 2.0), 28.0);
+        near(of.passes(1.0, 3.0, 12.0) + of.drafting(1.0, 2.0), 28.0);
         assert_eq!(cost.source, CostSource::Calibrated);
         assert!(cost.assumptions[1].contains("another device") && cost.assumptions[2].contains("up to 3 rows: costs of up to 4"));
         assert_eq!(StepCost::calibrated(&table, &manifest, 3, None).unwrap().assumptions.len(), 2);
-        near(StepCost::calibrated(&table, &manifest, 3, Some(0.5)).unwrap().per_draft, 5.0);
+        near(StepCost::calibrated(&table, &manifest, 3, Some(0.5)).unwrap().coefficients.per_draft, 5.0);
         "eagle".clone_into(&mut manifest.drafter.kind);
         assert!(StepCost::calibrated(&table, &manifest, 4, None).unwrap_err().contains("a draft by eagle"));
     }
@@ -198,6 +266,65 @@ mod tests {
         assert!(why(&[(1, 2, 30.0), (2, 2, 20.0), (3, 2, 10.0), (3, 4, 12.0)]).contains("per row is below 0"));
         assert!(why(&[(1, 2, 10.0), (2, 2, 20.0), (3, 2, 30.0), (3, 4, 22.0)]).contains("per distinct expert is not above 0"));
         assert!(why(&[(1, 2, 10.0), (2, 2, 50.0), (3, 2, 10.0), (3, 6, 60.0), (2, 4, 10.0)]).contains("of the variance"));
+    }
+
+    /// Cells of (rows, union) whose times are 5 + 1 an expert and layer + 3 a row, each the median of so many times with noise.
+    fn noisy(seed: u64, repeats: usize) -> CostTable {
+        let mut times = normals((seed as usize, 11), 12 * repeats + repeats).into_iter();
+        let mut timed = |us: f64| Timed::median(&mut times.by_ref().take(repeats).map(|z| us + 2.0 * z).collect::<Vec<_>>()).unwrap();
+        let mut table = table(&[(1, 2, 0.0)]);
+        table.draft = Some(timed(40.0));
+        let cells = [(1, 2), (2, 2), (2, 3), (2, 4), (3, 2), (3, 4), (3, 6), (4, 2), (4, 4), (4, 6), (4, 8)];
+        let cell = |(rows, union)| {
+            let pass = timed(50.0 + 2.0 * f64::from(union) + 3.0 * f64::from(rows - 1));
+            Cell { rows, union, pass: Some(pass), components: [].into(), kernels: [].into(), by_kernel: Vec::new() }
+        };
+        table.cells = cells.map(cell).into();
+        table
+    }
+
+    #[test]
+    fn costs_are_as_unsure_as_the_cells() {
+        let mut manifest = manifest(&[1, 2], 64, 2);
+        "mtp".clone_into(&mut manifest.drafter.kind);
+        let options = Options { resamples: 400, seed: 5 };
+        let of = |table: &CostTable, number: fn(&Coefficients) -> f64| {
+            let draws = draws(table, &manifest, None, &options).unwrap();
+            percentile_interval(&draws.iter().map(|c| vec![c.as_ref().map_or(f64::NAN, number)]).collect::<Vec<_>>(), 0).unwrap()
+        };
+        // A decode step of 20 µs (18 to 22) and a draft of 4 µs (3 to 5), drawn as wide as that.
+        let mut exact = table(&[(1, 2, 20.0), (2, 4, 25.0), (3, 2, 22.0), (3, 6, 30.0)]);
+        exact.cells.iter_mut().flat_map(|c| &mut c.pass).for_each(|pass| pass.ci95 = Some([pass.us - 2.0, pass.us + 2.0]));
+        exact.draft = Some(Timed { us: 4.0, ci95: Some([3.0, 5.0]) });
+        let near = |[low, high]: [f64; 2], expected: [f64; 2]| {
+            assert!((low - expected[0]).abs() < 0.3 && (high - expected[1]).abs() < 0.3, "{low} {high}");
+        };
+        near(of(&exact, |c| c.decode), [18.0, 22.0]);
+        near(of(&exact, |c| c.per_draft), [3.0, 5.0]);
+        // One time without an interval leaves nothing to draw from; a draft that is not used may have none.
+        exact.draft = Some(Timed { us: 4.0, ci95: None });
+        assert_eq!(draws(&exact, &manifest, None, &options), None);
+        assert!(draws(&exact, &manifest, Some(0.1), &options).unwrap().iter().all(|c| c.is_some_and(|c| c.per_draft == 0.1 * c.decode)));
+        exact.cells[1].pass.as_mut().unwrap().ci95 = None;
+        assert_eq!(draws(&exact, &manifest, Some(0.1), &options), None);
+    }
+
+    /// 600 tables of medians of 15 times: the intervals hold the true cost of two drafts as often as they say, or a little more: those of the
+    /// medians are rounded outwards.
+    #[test]
+    fn intervals_of_tables_hold_the_truth() {
+        let mut manifest = manifest(&[1, 2], 64, 2);
+        "mtp".clone_into(&mut manifest.drafter.kind);
+        // Three rows with five experts in each of two layers.
+        let ratio = |c: &Coefficients| (c.passes(1.0, 3.0, 10.0) + c.drafting(1.0, 2.0)) / c.decode;
+        let truth = (50.0 + 10.0 + 6.0 + 80.0) / 54.0;
+        let held = (0..600).filter(|&seed| {
+            let draws = draws(&noisy(seed, 15), &manifest, None, &Options { resamples: 400, seed }).unwrap();
+            let [low, high] = percentile_interval(&draws.iter().map(|c| vec![ratio(&c.unwrap())]).collect::<Vec<_>>(), 0).unwrap();
+            low <= truth && truth <= high
+        });
+        let share = held.count() as f64 / 600.0;
+        assert!((0.93..=0.985).contains(&share), "{share}");
     }
 
     #[test]

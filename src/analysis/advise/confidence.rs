@@ -7,10 +7,10 @@
 //! A window without drafts left (g = 0) is a decode step, with one draft made. Probabilities .9 .4 .8, accepted 3, t = .5: g = 1, 2 tokens,
 //! the experts of rows 0 and 1, two drafts made.
 
+use super::doubt::{Costs, Row, Whose};
 use super::prefixes::Windows;
-use super::step_cost::StepCost;
-use crate::analysis::Options;
-use crate::analysis::stats::{Clusters, percentile_interval};
+use super::step_cost::Coefficients;
+use crate::analysis::stats::percentile_interval;
 use crate::metric::advice::Confidence;
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ impl Sums {
 }
 
 /// Cost of a step in decode steps.
-fn ratio(row: &[f64], cost: &StepCost) -> f64 {
+fn ratio(row: &[f64], cost: &Coefficients) -> f64 {
     let [steps, _, _, drafts, made, verify, verify_experts] = row else { return f64::NAN };
     let passes = cost.passes(*verify, drafts + verify, *verify_experts) + cost.decode * (steps - verify);
     let spent = passes + cost.drafting(*steps, *made);
@@ -60,7 +60,7 @@ fn ratio(row: &[f64], cost: &StepCost) -> f64 {
 }
 
 /// The sweep over thresholds; `None` when a window's draft probabilities are unknown or no numbers.
-pub fn sweep(windows: &Windows<'_>, probs: &[Option<Vec<f32>>], cost: Option<&StepCost>, options: &Options) -> Option<Vec<Confidence>> {
+pub fn sweep(windows: &Windows<'_>, probs: &[Option<Vec<f32>>], costs: &Costs<'_>) -> Option<Vec<Confidence>> {
     let mut by_request: BTreeMap<u32, [Sums; THRESHOLDS.len()]> = BTreeMap::new();
     for (step, sum) in &windows.steps {
         let probs = probs.get(sum.at as usize)?.as_ref().filter(|p| p.len() == windows.drafts && p.iter().all(|p| p.is_finite()))?;
@@ -73,17 +73,17 @@ pub fn sweep(windows: &Windows<'_>, probs: &[Option<Vec<f32>>], cost: Option<&St
             sums.add(u64::from(step.accepted), verified, windows.drafts, sum.prefix(verified));
         }
     }
-    let mut clusters = Clusters::new(WIDTH * THRESHOLDS.len());
-    by_request.values().for_each(|sums| clusters.push(sums.iter().flat_map(Sums::row)));
-    let speedups = |totals: &[f64]| -> Vec<f64> {
+    let rows: Vec<Row> = by_request.iter().map(|(&at, sums)| (at, sums.iter().flat_map(Sums::row).collect())).collect();
+    let mut totals = vec![0.0; WIDTH * THRESHOLDS.len()];
+    rows.iter().for_each(|(_, row)| totals.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
+    let speedups = |totals: &[f64], cost: Option<&Coefficients>| -> Vec<f64> {
         let speedup = |row: &[f64]| cost.map_or(f64::NAN, |cost| row[1] / row[0] / ratio(row, cost));
         totals.chunks_exact(WIDTH).map(speedup).collect()
     };
-    let totals = clusters.totals();
-    let draws = if cost.is_some() { clusters.draws(options.resamples, options.seed, speedups) } else { Vec::new() };
+    let draws = if costs.are_known() { costs.draws((&rows, totals.len(), Whose::All), speedups) } else { Vec::new() };
     let of = |(at, (threshold, row)): (usize, (f64, &[f64]))| {
         let (steps, layers) = (row[0], f64::from(windows.layers));
-        let step_ratio = cost.map(|cost| ratio(row, cost));
+        let step_ratio = costs.coefficients().map(|cost| ratio(row, cost));
         Confidence {
             threshold,
             drafts_mean: row[3] / steps,
@@ -100,7 +100,10 @@ pub fn sweep(windows: &Windows<'_>, probs: &[Option<Vec<f32>>], cost: Option<&St
 
 #[cfg(test)]
 mod tests {
+    use super::super::doubt::Doubt;
+    use super::super::step_cost::StepCost;
     use super::*;
+    use crate::analysis::Options;
     use crate::analysis::step_sums::StepSum;
     use crate::analysis::steps::Step;
     use crate::metric::advice::CostSource;
@@ -123,18 +126,11 @@ mod tests {
             left_out: 0,
         };
         let probs = [Some(vec![0.9, 0.4, 0.8]), Some(vec![0.25, 0.99, 0.99])];
-        let cost = StepCost {
-            source: CostSource::Model,
-            decode: 8.0,
-            fixed: 4.0,
-            per_expert: 1.0,
-            per_row: 0.0,
-            per_draft: 1.0,
-            per_block: 0.0,
-            assumptions: vec![],
-        };
+        let coefficients = Coefficients { decode: 8.0, fixed: 4.0, per_expert: 1.0, per_draft: 1.0, ..Coefficients::default() };
+        let cost = StepCost { source: CostSource::Model, coefficients, assumptions: vec![] };
         let options = Options { resamples: 50, seed: 1 };
-        let sweep_of = |probs: &[Option<Vec<f32>>]| sweep(&windows, probs, Some(&cost), &options);
+        let costs = Costs { point: Some(&cost), doubt: &Doubt::Exact, options: &options };
+        let sweep_of = |probs: &[Option<Vec<f32>>]| sweep(&windows, probs, &costs);
         let points = sweep_of(&probs).unwrap();
         // Nothing is cut: tokens (4 + 1) / 2; costs 4 + 8 + 3 and 4 + 13 + 3.
         assert_eq!((points[0].threshold, points[0].tokens_per_step, points[0].drafts_mean), (0.0, 2.5, 3.0));
@@ -148,6 +144,9 @@ mod tests {
         assert_eq!(half.ci95, Some([8.0 / 9.0, 2.0 * 8.0 / 12.0]));
         assert_eq!(sweep_of(&[Some(vec![0.9, 0.4, 0.8]), None]), None);
         assert_eq!(sweep_of(&[Some(vec![0.9, 0.4, 0.8]), Some(vec![0.1, f32::NAN, 0.2])]), None);
-        assert!(sweep(&windows, &probs, None, &options).unwrap().iter().all(|p| p.speedup.is_none() && p.ci95.is_none()));
+        let unknown = Costs { point: None, ..costs };
+        assert!(sweep(&windows, &probs, &unknown).unwrap().iter().all(|p| p.speedup.is_none() && p.ci95.is_none()));
+        let unsure = Costs { doubt: &Doubt::Unknown, ..costs };
+        assert!(sweep(&windows, &probs, &unsure).unwrap().iter().all(|p| p.speedup.is_some() && p.ci95.is_none()));
     }
 }

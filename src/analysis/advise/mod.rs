@@ -2,22 +2,28 @@
 
 mod calibrated;
 mod confidence;
+mod doubt;
 mod prefixes;
 mod step_cost;
+#[cfg(test)]
+mod tests;
 
+use super::cost::TimeDraws;
 use super::groups::tags;
 use super::pass::{PassCounts, Plan};
-use super::stats::{Clusters, percentile_interval};
+use super::stats::{interval_of, percentile_interval};
 use super::steps::Step;
 use super::{Input, Options, Wanted};
 use crate::metric::Interval;
-use crate::metric::advice::{Advice, Best, Budget, DraftLength, GroupAdvice, WhatIf};
+use crate::metric::advice::{Advice, Best, Budget, CostSource, DraftLength, GroupAdvice, WhatIf};
 use crate::metric::report::{Overall, Report};
 use crate::trace::manifest::WindowCompleteness;
 pub use calibrated::{fits, slopes};
-use prefixes::{DraftSums, Ideal, Point, Windows, best, curve};
+use doubt::{Costs, Doubt, Drawn, Row, Whose};
+use prefixes::{DraftSums, Ideal, Point, Windows, best, curve, point};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
-use step_cost::StepCost;
+use step_cost::{Coefficients, Recorded, StepCost};
 
 /// Below this number of requests the bootstrap's intervals are too narrow.
 const FEW_REQUESTS: usize = 10;
@@ -25,13 +31,12 @@ const FEW_REQUESTS: usize = 10;
 const BUDGET_MASS: [f64; 6] = [0.8, 0.9, 0.95, 0.98, 0.99, 0.999];
 
 /// The advice of a trace whose windows have `rows` rows; `None` when acceptance or rejected rows are unknown, some windows are
-/// trees, or there are none.
+/// trees, or there are none. `times` are the measured ones by resample, where they have intervals.
 pub fn advice(
-    input: &Input<'_>,
-    plan: &Plan<'_>,
-    counts: &PassCounts,
+    (input, plan, counts): (&Input<'_>, &Plan<'_>, &PassCounts),
     rows: usize,
     report: &Report,
+    times: Option<&TimeDraws>,
     options: &Options,
     wanted: &Wanted,
 ) -> Option<Advice> {
@@ -49,12 +54,14 @@ pub fn advice(
         return None;
     }
     let experts: u64 = windows.steps.iter().map(|(_, sum)| sum.union()).sum();
-    let decode_experts = (plan.k * windows.layers as usize) as f64;
-    // Measured or modelled, never both.
-    let per_step = experts as f64 / windows.steps.len() as f64;
-    let measured = || {
-        StepCost::measured(report, (windows.drafts, input.manifest.drafter.external.is_some()), per_step, decode_experts, wanted.draft_cost)
+    let recorded = Recorded {
+        drafts: windows.drafts as f64,
+        block: input.manifest.drafter.external.is_some(),
+        decode_experts: (plan.k * windows.layers as usize) as f64,
+        draft_cost: wanted.draft_cost,
     };
+    // Measured or modelled, never both.
+    let measured = || StepCost::measured(report, &recorded, experts as f64 / windows.steps.len() as f64);
     let measured = match &wanted.costs {
         _ if wanted.model_only => Err("the model of bytes was asked for".to_owned()),
         Some(table) => StepCost::calibrated(table, input.manifest, rows, wanted.draft_cost),
@@ -69,10 +76,22 @@ pub fn advice(
         let times = if wanted.model_only { String::new() } else { format!("no measured times ({why}) and ") };
         format!("{times}no model of bytes (the manifest lacks {}{help})", missing.join(", "))
     });
-    let view = View { windows: &windows, cost: cost.as_ref(), options };
-    let all = view.sums(&requests);
-    let points = view.curve(&all.totals(), Ideal::default());
-    let by_draft_len = view.by_draft_len(&all, &points);
+    let doubt = match cost.as_ref().map(|c| c.source) {
+        Some(CostSource::Measured) => times.map_or(Doubt::Unknown, |times| {
+            let sums = |(at, sums): &(u32, DraftSums)| (*at, vec![sums.steps as f64, sums.experts.last().map_or(f64::NAN, |&n| n as f64)]);
+            Doubt::Drawn(Drawn::measured(times, &recorded, &requests.iter().map(sums).collect::<Vec<_>>(), options))
+        }),
+        Some(CostSource::Calibrated) => {
+            let draws = wanted.costs.as_ref().and_then(|table| calibrated::draws(table, input.manifest, wanted.draft_cost, options));
+            draws.map_or(Doubt::Exact, |draws| Doubt::Drawn(Drawn::apart(draws, requests.iter().map(|(at, _)| *at))))
+        }
+        Some(CostSource::Model) | None => Doubt::Exact,
+    };
+    let costs = Costs { point: cost.as_ref(), doubt: &doubt, options };
+    let view = View { windows: &windows, costs, requests: requests.len() };
+    let all = sum(&requests);
+    let points = view.curve(&all, Ideal::default());
+    let by_draft_len = view.by_draft_len(&requests, &points);
     let best_at = best(&points);
     let request_id = |at: u32| plan.steps.requests.get(at as usize).map_or(at, |r| r.request_id);
     let mut assumptions = vec![
@@ -81,10 +100,7 @@ pub fn advice(
             .to_owned(),
     ];
     assumptions.extend(cost.iter().flat_map(|c| c.assumptions.clone()));
-    if cost.is_some() {
-        assumptions
-            .push("intervals are of acceptance and unions alone: step costs are taken as exact; `cost` says how sure times are".to_owned());
-    }
+    assumptions.extend(costs.assumption());
     if (2..FEW_REQUESTS).contains(&requests.len()) {
         assumptions.push(format!("intervals come from {} requests; of fewer than {FEW_REQUESTS} they are too narrow", requests.len()));
     }
@@ -101,76 +117,103 @@ pub fn advice(
         requests: requests.len() as u64,
         by_draft_len,
         request_speedup_mean: best_at.map(|at| {
-            let speedup = |(_, sums): &(u32, DraftSums)| view.curve(&sums.row().collect::<Vec<f64>>(), Ideal::default())[at].speedup;
+            let speedup = |(_, sums): &(u32, DraftSums)| view.curve(&sums.row(), Ideal::default())[at].speedup;
             requests.iter().map(speedup).sum::<f64>() / requests.len() as f64
         }),
         by_tag: by_tag(input, plan, &view, &requests),
-        by_request: requests.iter().map(|r| view.group(request_id(r.0).to_string(), std::slice::from_ref(r))).collect(),
-        what_if: what_if(&view, &all.totals()),
-        confidence: confidence::sweep(&windows, input.draft_probs, cost.as_ref(), options),
-        expert_budget: report.overall.as_ref().and_then(|overall| budget(overall, &windows, cost.as_ref(), tokens)),
+        by_request: requests.par_iter().map(|r| view.group(request_id(r.0).to_string(), std::slice::from_ref(r))).collect(),
+        what_if: what_if(&view, &all),
+        confidence: confidence::sweep(&windows, input.draft_probs, &costs),
+        expert_budget: report.overall.as_ref().and_then(|overall| budget(overall, &windows, costs.coefficients(), tokens)),
+        resamples_left_out: costs.left_out(),
         assumptions,
     })
 }
 
 struct View<'a> {
     windows: &'a Windows<'a>,
-    cost: Option<&'a StepCost>,
-    options: &'a Options,
+    costs: Costs<'a>,
+    /// How many have windows.
+    requests: usize,
+}
+
+/// The sums of some requests.
+fn sum(requests: &[(u32, DraftSums)]) -> Vec<f64> {
+    let mut rows = requests.iter().map(|(_, sums)| sums.row());
+    let first = rows.next().unwrap_or_default();
+    rows.fold(first, |sums, row| sums.iter().zip(row).map(|(sum, x)| sum + x).collect())
 }
 
 impl View<'_> {
-    fn sums(&self, requests: &[(u32, DraftSums)]) -> Clusters {
-        let mut clusters = Clusters::new(2 * self.windows.drafts + 3);
-        requests.iter().for_each(|(_, sums)| clusters.push(sums.row()));
-        clusters
-    }
-
     fn curve(&self, row: &[f64], ideal: Ideal) -> Vec<Point> {
-        curve(row, self.windows.layers, self.cost, ideal)
+        curve(row, self.windows.layers, self.costs.coefficients(), ideal)
     }
 
-    fn by_draft_len(&self, all: &Clusters, points: &[Point]) -> Vec<DraftLength> {
+    /// Sums of a row of [`DraftSums::row`].
+    fn width(&self) -> usize {
+        2 * self.windows.drafts + 3
+    }
+
+    fn by_draft_len(&self, requests: &[(u32, DraftSums)], points: &[Point]) -> Vec<DraftLength> {
+        let rows: Vec<Row> = requests.iter().map(|(at, sums)| (*at, sums.row())).collect();
+        let layers = self.windows.layers;
         // Four numbers a length and the best one, all from the same resamples.
-        let draws = all.draws(self.options.resamples, self.options.seed, |row| {
-            let points = self.curve(row, Ideal::default());
+        let draws = self.costs.draws((&rows, self.width(), Whose::All), |row, costs| {
+            let points = curve(row, layers, costs, Ideal::default());
             let best = best(&points).map_or(f64::NAN, |at| at as f64);
-            points.iter().flat_map(|p| [p.tokens, p.union, p.ratio, p.speedup]).chain([best]).collect::<Vec<f64>>()
+            points.iter().flat_map(|p| [p.tokens, p.union, p.ratio, p.speedup]).chain([best]).collect()
         });
-        let interval = |column: usize| -> Option<Interval> { percentile_interval(&draws, column) };
+        // Tokens and unions do not depend on costs, nor on requests that have no windows.
+        let own = (!self.costs.drawn_are(&rows)).then(|| {
+            let exact = Costs { point: None, doubt: &Doubt::Exact, ..self.costs };
+            exact.draws((&rows, self.width(), Whose::All), |row, _| {
+                curve(row, layers, None, Ideal::default()).iter().flat_map(|p| [p.tokens, p.union, f64::NAN, f64::NAN]).collect()
+            })
+        });
+        let of_windows = |column: usize| -> Option<Interval> { percentile_interval(own.as_ref().unwrap_or(&draws), column) };
+        let of_costs = |column: usize| percentile_interval(&draws, column).filter(|_| self.costs.are_known());
         let known = |value: f64| value.is_finite().then_some(value);
+        let bests: Vec<f64> = draws.iter().filter_map(|d| d.last()).copied().filter(|best| best.is_finite()).collect();
         let of = |(length, point): (usize, &Point)| {
             let before = length.checked_sub(1).and_then(|before| points.get(before));
             let marginal = before.map(|before| (point.tokens - before.tokens) / (point.ratio - before.ratio));
-            let bests = draws.iter().filter_map(|d| d.last()).filter(|&&best| best == length as f64).count();
+            let wins = bests.iter().filter(|&&best| best == length as f64).count();
             DraftLength {
                 draft_len: length as u16,
                 tokens_per_step: point.tokens,
-                tokens_per_step_ci95: interval(4 * length),
+                tokens_per_step_ci95: of_windows(4 * length),
                 union_mean: point.union,
-                union_ci95: interval(4 * length + 1),
+                union_ci95: of_windows(4 * length + 1),
                 step_ratio: known(point.ratio),
-                step_ratio_ci95: interval(4 * length + 2),
+                step_ratio_ci95: of_costs(4 * length + 2),
                 speedup: known(point.speedup),
-                ci95: interval(4 * length + 3),
+                ci95: of_costs(4 * length + 3),
                 marginal_utility: marginal.and_then(known),
-                best_share: (!draws.is_empty() && self.cost.is_some()).then(|| bests as f64 / draws.len() as f64),
+                best_share: (!bests.is_empty() && self.costs.are_known()).then(|| wins as f64 / bests.len() as f64),
             }
         };
         points.iter().enumerate().map(of).collect()
     }
 
     fn group(&self, key: String, requests: &[(u32, DraftSums)]) -> GroupAdvice {
-        let sums = self.sums(requests);
-        let points = self.curve(&sums.totals(), Ideal::default());
+        let points = self.curve(&sum(requests), Ideal::default());
         let known = |value: f64| value.is_finite().then_some(value);
         let last = points.last().copied().unwrap_or(Point { tokens: 1.0, union: 0.0, ratio: f64::NAN, speedup: f64::NAN });
         let best_at = best(&points);
-        let draws = match self.cost {
-            Some(_) => {
-                sums.draws(self.options.resamples, self.options.seed, |row| self.curve(row, Ideal::default()).last().map(|p| p.speedup))
+        let (layers, drafts, whole) = (self.windows.layers, self.windows.drafts, Ideal::default());
+        let speedup = |row: &[f64], costs: Option<&Coefficients>| point(row, layers, costs, whole, drafts).speedup;
+        let ci95 = match requests {
+            _ if !self.costs.are_known() => None,
+            // What a single request brought is what it is.
+            [(_, sums)] => {
+                let row = sums.row();
+                interval_of(self.costs.each(|costs| speedup(&row, Some(costs))))
             }
-            None => Vec::new(),
+            _ => {
+                let rows: Vec<Row> = requests.iter().map(|(at, sums)| (*at, sums.row())).collect();
+                let whose = if requests.len() == self.requests { Whose::All } else { Whose::Some };
+                percentile_interval(&self.costs.draws((&rows, self.width(), whose), |row, costs| vec![speedup(row, costs)]), 0)
+            }
         };
         GroupAdvice {
             key,
@@ -180,7 +223,7 @@ impl View<'_> {
             best_speedup: best_at.and_then(|at| points.get(at)).map(|p| p.speedup),
             tokens_per_step: last.tokens,
             speedup: known(last.speedup),
-            ci95: percentile_interval(&draws, 0),
+            ci95,
         }
     }
 }
@@ -216,7 +259,7 @@ fn what_if(view: &View<'_>, totals: &[f64]) -> Option<WhatIf> {
 /// Budgets at which windows keep the shares [`BUDGET_MASS`] of their gate mass, the smallest that does.
 ///
 /// union(B) = Σ_u windows(u) min(u, B) / Σ_u windows(u); step_ratio and speedup at the recorded γ and τ.
-fn budget(overall: &Overall, windows: &Windows<'_>, cost: Option<&StepCost>, tokens: f64) -> Option<Vec<Budget>> {
+fn budget(overall: &Overall, windows: &Windows<'_>, cost: Option<&Coefficients>, tokens: f64) -> Option<Vec<Budget>> {
     let (coverage, union) = (overall.mass_coverage.as_ref()?, overall.stats.union.as_ref()?);
     let count: u64 = union.histogram.iter().sum();
     let mut budgets: Vec<Budget> = Vec::new();
@@ -229,7 +272,7 @@ fn budget(overall: &Overall, windows: &Windows<'_>, cost: Option<&StepCost>, tok
         let kept: u64 = union.histogram.iter().zip(0u64..).map(|(n, u)| n * u.min(experts)).sum();
         let union_mean = kept as f64 / count as f64;
         let (rows, drafts) = (windows.drafts as f64 + 1.0, windows.drafts as f64);
-        let spent = |c: &StepCost| c.passes(1.0, rows, union_mean * f64::from(windows.layers)) + c.drafting(1.0, drafts);
+        let spent = |c: &Coefficients| c.passes(1.0, rows, union_mean * f64::from(windows.layers)) + c.drafting(1.0, drafts);
         let step_ratio = cost.map(|c| spent(c) / c.decode);
         budgets.push(Budget {
             experts: experts as u32,

@@ -6,7 +6,7 @@
 //!
 //! Accepted 0, 2, 3 of three drafts: tokens(1) = 1 + 2 + 2 = 5, tokens(2) = 1 + 3 + 3 = 7, tokens(3) = 1 + 3 + 4 = 8.
 
-use super::step_cost::StepCost;
+use super::step_cost::Coefficients;
 use crate::analysis::step_sums::{StepSum, StepSums};
 use crate::analysis::steps::{Step, StepTable};
 
@@ -70,8 +70,8 @@ impl DraftSums {
     }
 
     /// As one row of floating-point numbers: steps, tokens, experts.
-    pub fn row(&self) -> impl Iterator<Item = f64> {
-        std::iter::once(self.steps).chain(self.tokens.iter().copied()).chain(self.experts.iter().copied()).map(|n| n as f64)
+    pub fn row(&self) -> Vec<f64> {
+        std::iter::once(self.steps).chain(self.tokens.iter().copied()).chain(self.experts.iter().copied()).map(|n| n as f64).collect()
     }
 }
 
@@ -100,26 +100,27 @@ pub struct Ideal {
 }
 
 /// The points γ' = 0...γ of a row of [`DraftSums::row`] (or a sum of such rows).
+pub fn curve(row: &[f64], layers: u32, cost: Option<&Coefficients>, ideal: Ideal) -> Vec<Point> {
+    (0..row.len() / 2).map(|length| point(row, layers, cost, ideal, length)).collect()
+}
+
+/// One of them, γ' = `length`.
 ///
 /// ratio(γ') = (passes(steps, (γ' + 1) steps, experts(γ')) + drafting(steps, γ' steps)) / (decode steps), and 1 for γ' = 0.
-pub fn curve(row: &[f64], layers: u32, cost: Option<&StepCost>, ideal: Ideal) -> Vec<Point> {
+pub fn point(row: &[f64], layers: u32, cost: Option<&Coefficients>, ideal: Ideal, length: usize) -> Point {
     let lengths = row.len() / 2;
     let steps = row[0];
-    let anchor = row[1 + lengths];
-    let point = |length: usize| {
-        let tokens = if ideal.drafter { (length + 1) as f64 } else { row[1 + length] / steps };
-        let experts = if ideal.overlap { anchor } else { row[1 + lengths + length] };
-        let ratio = match cost {
-            Some(_) if length == 0 => 1.0,
-            Some(cost) => {
-                let drafting = if ideal.free_drafts { 0.0 } else { cost.drafting(steps, length as f64 * steps) };
-                (cost.passes(steps, (length + 1) as f64 * steps, experts) + drafting) / (cost.decode * steps)
-            }
-            None => f64::NAN,
-        };
-        Point { tokens, union: experts / steps / f64::from(layers), ratio, speedup: tokens / ratio }
+    let tokens = if ideal.drafter { (length + 1) as f64 } else { row[1 + length] / steps };
+    let experts = if ideal.overlap { row[1 + lengths] } else { row[1 + lengths + length] };
+    let ratio = match cost {
+        Some(_) if length == 0 => 1.0,
+        Some(cost) => {
+            let drafting = if ideal.free_drafts { 0.0 } else { cost.drafting(steps, length as f64 * steps) };
+            (cost.passes(steps, (length + 1) as f64 * steps, experts) + drafting) / (cost.decode * steps)
+        }
+        None => f64::NAN,
     };
-    (0..lengths).map(point).collect()
+    Point { tokens, union: experts / steps / f64::from(layers), ratio, speedup: tokens / ratio }
 }
 
 /// The draft length of the largest speedup, the shortest on a tie; `None` without costs.
@@ -131,7 +132,6 @@ pub fn best(curve: &[Point]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metric::advice::CostSource;
     use crate::trace::Phase;
     use proptest::prelude::*;
 
@@ -139,9 +139,8 @@ mod tests {
         Step { step_id: 0, request, phase: Phase::Verify, rows: 4, accepted, drafts: 3, emitted: u32::from(accepted) + 1, context_len: 0 }
     }
 
-    fn cost(fixed: f64, per_expert: f64, per_draft: f64, k: f64) -> StepCost {
-        let decode = fixed + per_expert * k;
-        StepCost { source: CostSource::Model, decode, fixed, per_expert, per_row: 0.0, per_draft, per_block: 0.0, assumptions: Vec::new() }
+    fn cost(fixed: f64, per_expert: f64, per_draft: f64, k: f64) -> Coefficients {
+        Coefficients { decode: fixed + per_expert * k, fixed, per_expert, per_draft, ..Coefficients::default() }
     }
 
     #[test]
@@ -152,7 +151,7 @@ mod tests {
         }
         assert_eq!((sums.steps, &sums.tokens, &sums.experts), (3, &vec![3, 5, 7, 8], &vec![12, 15, 21, 26]));
         // k = 2 in two layers; fixed 4, one an expert, one a draft: decode 8; two drafts: 4 + 7 + 2 = 13.
-        let row: Vec<f64> = sums.row().collect();
+        let row = sums.row();
         let cost = cost(4.0, 1.0, 1.0, 4.0);
         let points = curve(&row, 2, Some(&cost), Ideal::default());
         assert_eq!((points[0].tokens, points[0].union, points[0].ratio, points[0].speedup), (1.0, 2.0, 1.0, 1.0));
@@ -163,7 +162,7 @@ mod tests {
         assert_eq!(at(Ideal { free_drafts: true, ..Ideal::default() }).ratio, 11.0 / 8.0);
         assert_eq!(best(&curve(&row, 2, None, Ideal::default())), None);
         // Drafts made as one block for 3: one draft costs as many bytes of drafting as three.
-        let block = StepCost { per_draft: 0.0, per_block: 3.0, ..cost };
+        let block = Coefficients { per_draft: 0.0, per_block: 3.0, ..cost };
         let points = curve(&row, 2, Some(&block), Ideal::default());
         assert_eq!((points[0].ratio, points[1].ratio, points[2].ratio), (1.0, 12.0 / 8.0, 14.0 / 8.0));
         assert_eq!(curve(&row, 2, Some(&block), Ideal { free_drafts: true, ..Ideal::default() })[2].ratio, 11.0 / 8.0);
@@ -195,7 +194,7 @@ mod tests {
                 let experts: u64 = windows.iter().flat_map(|(_, added)| &added[..=length]).map(|&n| u64::from(n)).sum();
                 prop_assert_eq!((sums.tokens[length], sums.experts[length]), (tokens, experts));
             }
-            let row: Vec<f64> = sums.row().collect();
+            let row = sums.row();
             let cost = cost(5.0, 1.0, per_draft, 0.0);
             let points = curve(&row, 1, Some(&cost), Ideal::default());
             prop_assert!(points.windows(2).all(|p| p[0].tokens <= p[1].tokens + 1e-12 && p[0].union <= p[1].union + 1e-12));

@@ -2,6 +2,7 @@
 
 use super::ratios::Cell;
 use super::regression::Moments;
+use super::times::RequestTimes;
 use super::{StepTime, Timed};
 use crate::analysis::AnalysisError;
 use crate::analysis::pass::{Plan, WindowUnion};
@@ -10,10 +11,11 @@ use crate::metric::cost::{ContextBucket, TimeSource};
 use crate::trace::event::UNKNOWN_CONTEXT;
 use crate::trace::{Component, Kernels, Module, Phase};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Octaves of context length: 0, 1, 2-3, 4-7, ...
 pub(super) const BUCKETS: usize = 33;
-const COMPONENTS: usize = Component::ALL.len();
+pub(super) const COMPONENTS: usize = Component::ALL.len();
 /// Places of `sums`, in [`VERIFY`] and [`DECODE`] order.
 pub(super) const VERIFY: usize = 0;
 pub(super) const DECODE: usize = 1;
@@ -67,7 +69,7 @@ impl Compared {
     }
 
     /// Requests with steps of one kind.
-    fn requests_of(&self, phase: usize) -> usize {
+    pub fn requests_of(&self, phase: usize) -> usize {
         self.cells.values().filter(|cells| cells.values().any(|c| c.n[phase] > 0)).count()
     }
 
@@ -103,6 +105,8 @@ pub(super) struct Collected {
     pub all_rows: Compared,
     /// `[buckets][slots + 1][components][2]`, ns; the last place is outside the routed layers.
     sums: Vec<u64>,
+    /// The same by request.
+    pub times: RequestTimes,
     /// By request and slot.
     pub moments: BTreeMap<u32, Vec<Moments>>,
     /// Points by what they depend on.
@@ -112,6 +116,20 @@ pub(super) struct Collected {
 impl Collected {
     fn at(&self, bucket: usize, place: usize, component: Component, phase: usize) -> usize {
         ((bucket * (self.slots + 1) + place) * COMPONENTS + component.index()) * 2 + phase
+    }
+
+    /// Indices of the places that one stands for.
+    pub fn places(&self, place: Place) -> Range<usize> {
+        match place {
+            Place::Layer(slot) => slot..slot + 1,
+            Place::AllLayers => 0..self.slots,
+            Place::Everything => 0..self.slots + 1,
+        }
+    }
+
+    /// Whether any octave has both verify and decode steps.
+    pub fn is_matched(&self) -> bool {
+        self.compared.buckets.iter().any(Cell::is_matched)
     }
 
     /// Whether any step has a time.
@@ -140,12 +158,8 @@ impl Collected {
         if !self.has_operations {
             return None;
         }
-        let compared = self.compared.buckets.iter().any(Cell::is_matched);
-        let places = match place {
-            Place::Layer(slot) => slot..slot + 1,
-            Place::AllLayers => 0..self.slots,
-            Place::Everything => 0..self.slots + 1,
-        };
+        let compared = self.is_matched();
+        let places = self.places(place);
         let sum =
             |bucket: usize, phase: usize| -> u64 { places.clone().map(|place| self.sums[self.at(bucket, place, component, phase)]).sum() };
         let used: Vec<(usize, &Cell)> = self.compared.buckets.iter().enumerate().filter(|(_, c)| c.is_matched() || !compared).collect();
@@ -290,6 +304,9 @@ impl<'a> Collector<'a> {
         let draft = Component::Draft.index();
         let draft_ns = sums.ns[self.out.slots * COMPONENTS + draft];
         if let Some(kind) = self.step(tables, at, draft_ns) {
+            if kind.compared {
+                self.out.times.add((kind.request, kind.bucket, kind.phase), &sums.ns);
+            }
             for (place, ns) in sums.ns.chunks_exact(COMPONENTS).enumerate() {
                 if kind.compared {
                     for (component, &ns) in Component::ALL.into_iter().zip(ns) {

@@ -1,25 +1,29 @@
 //! What steps and experts cost: times joined with unions, verify steps matched with decode steps.
 //!
-//! `collect` reads the operations once into integer sums; `regression` fits experts' times, `ratios` compares steps, `bytes`
-//! answers with bytes where no time was measured.
+//! `collect` reads the operations once into integer sums; `regression` fits experts' times, `ratios` compares steps, `draws` has both by
+//! resample, `times` says how sure mean times are, `bytes` answers with bytes where no time was measured.
 
 mod bytes;
 mod collect;
+mod draws;
 mod ratios;
 pub(in crate::analysis) mod regression;
 #[cfg(test)]
 pub(super) mod tests;
+mod times;
 
 use super::pass::{PassCounts, Plan};
 use super::steps::{StepRow, StepTable};
 use super::{AnalysisError, Input, Options};
+use crate::metric::Interval;
 use crate::metric::cost::{AllRows, Attribution, ComponentTime, ExpertsSplit, LayerTime, StepCost, TimeSource};
 use crate::metric::report::Report;
 use crate::trace::manifest::{BATCHED_PASSES, Manifest, Warning, WindowCompleteness};
 use crate::trace::{Component, Kernels, Phase};
 use collect::{Collected, Collector, Place};
-use ratios::Matched;
-use std::collections::BTreeMap;
+pub(in crate::analysis) use draws::{MeasuredTimes, TimeDraws};
+use ratios::{Draws, Matched};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Times of one step, beside its [`StepRow`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -102,7 +106,23 @@ fn most_frequent_rows(steps: &[StepRow]) -> u16 {
     counts.into_iter().max_by_key(|&(rows, n)| (n, rows)).map_or(0, |(rows, _)| rows)
 }
 
-/// Fills in `time` and `cost` of a report whose unions are there already; gives what limits them.
+/// What is known beyond the report's own `time` and `cost`.
+pub struct Filled {
+    /// What limits them.
+    pub warnings: Vec<Warning>,
+    /// The times behind step costs by resample; `None` where there are no intervals of them.
+    pub draws: Option<TimeDraws>,
+}
+
+/// The requests that all intervals of costs are drawn over, ascending: those that have a time or a window. One list for all of them, so
+/// that what is common to two numbers is drawn for both.
+fn drawn(collected: &Collected, plan: &Plan<'_>) -> Vec<u32> {
+    let windows = (0u32..).zip(&plan.steps.requests).filter(|(_, span)| span.verify_steps > 0).map(|(at, _)| at);
+    let requests: BTreeSet<u32> = collected.all_rows.cells.keys().copied().chain(windows).collect();
+    requests.into_iter().collect()
+}
+
+/// Fills in `time` and `cost` of a report whose unions are there already.
 ///
 /// # Errors
 /// When the operations cannot be read or contradict the other tables.
@@ -112,7 +132,7 @@ pub fn fill(
     plan: &Plan<'_>,
     counts: &PassCounts,
     options: &Options,
-) -> Result<Vec<Warning>, AnalysisError> {
+) -> Result<Filled, AnalysisError> {
     let rows = most_frequent_rows(input.steps);
     let source = source_of(input.manifest, &input.timed);
     let mut collector = Collector::new(plan, rows);
@@ -126,8 +146,11 @@ pub fn fill(
         }
     }
     let collected = collector.finish();
+    let requests = drawn(&collected, plan);
+    let ratios = ratios::draws(&collected.compared, &requests, options);
+    let mut slopes = Vec::new();
     if collected.has_operations {
-        let mut fits = regression::fit(&collected, plan, input.manifest.model.bytes_per_expert, options);
+        let mut fits = regression::fit(&collected, &requests, plan, input.manifest.model.bytes_per_expert, options);
         if !unions_fit(input.manifest) {
             let why = if input.manifest.window_completeness == WindowCompleteness::Full {
                 "passes were of several requests: how many experts a pass touched is not one window's union"
@@ -136,19 +159,23 @@ pub fn fill(
             };
             fits.layers.iter_mut().chain([&mut fits.overall]).for_each(|fit| fit.unknown_because = Some(why.to_owned()));
         }
+        let times = times::TimeDraws::new(&collected, &requests, options);
         for ((slot, layer), fit) in report.layers.iter_mut().enumerate().zip(fits.layers) {
-            layer.time = Some(layer_time(&collected, Place::Layer(slot)));
+            layer.time = Some(layer_time(&collected, &times, Place::Layer(slot)));
             layer.cost = Some(fit);
         }
         if let Some(overall) = &mut report.overall {
-            overall.time = Some(all_layers(&collected));
+            // Operations outside layers and of dense layers are not in it.
+            overall.time = Some(layer_time(&collected, &times, Place::AllLayers));
             overall.cost = Some(fits.overall);
         }
+        slopes = fits.slopes;
     }
     if report.overall.is_some() || collected.has_steps() {
-        report.cost = Some(step_cost(report, input, &collected, source, options));
+        let all_rows = all_rows(&collected, &requests, input.manifest.acceptance_known, options);
+        report.cost = Some(step_cost(report, input, &collected, source, (&ratios, all_rows)));
     }
-    Ok(warnings(report, input, &collected, source))
+    Ok(Filled { warnings: warnings(report, input, &collected, source), draws: TimeDraws::join(requests, &ratios, &slopes) })
 }
 
 fn check_baseline(manifest: &Manifest, baseline: &Baseline<'_>, source: TimeSource) -> Result<(), AnalysisError> {
@@ -172,34 +199,52 @@ fn us(ns: f64) -> f64 {
     ns / 1000.0
 }
 
-fn component_times(collected: &Collected, place: Place) -> Vec<ComponentTime> {
+/// Mean times of the place's components that have any, ns: verify and decode.
+fn component_times(collected: &Collected, place: Place) -> Vec<(Component, [Option<f64>; 2])> {
     let of = |component| {
-        let [verify, decode] = collected.mean_ns(place, component)?;
-        let seen = verify.unwrap_or(0.0) > 0.0 || decode.unwrap_or(0.0) > 0.0;
-        seen.then(|| ComponentTime { component, verify_us: verify.map(us), decode_us: decode.map(us) })
+        let both = collected.mean_ns(place, component)?;
+        both.iter().any(|ns| ns.unwrap_or(0.0) > 0.0).then_some((component, both))
     };
     Component::ALL.into_iter().filter_map(of).collect()
 }
 
-fn sum(by_component: Vec<ComponentTime>) -> LayerTime {
-    let total = |of: fn(&ComponentTime) -> Option<f64>| {
-        by_component.iter().map(of).try_fold(0.0, |sum, x| Some(sum + x?)).filter(|_| !by_component.is_empty())
+fn layer_time(collected: &Collected, draws: &times::TimeDraws<'_>, place: Place) -> LayerTime {
+    let components = component_times(collected, place);
+    let intervals = draws.of(place);
+    let total = |phase: usize| {
+        let of_all = components.iter().map(|(_, both)| both[phase]).try_fold(0.0, |sum, ns| Some(sum + ns?));
+        of_all.filter(|_| !components.is_empty()).map(us)
     };
-    LayerTime { verify_us: total(|c| c.verify_us), decode_us: total(|c| c.decode_us), by_component }
+    let interval = |value: Option<f64>, ns: Option<Interval>| value.and(ns).map(|ends| ends.map(us));
+    let component = |&(component, [verify, decode]): &(Component, [Option<f64>; 2])| {
+        let [verify_ci95, decode_ci95] = intervals.by_component[component.index()];
+        ComponentTime {
+            component,
+            verify_us: verify.map(us),
+            verify_us_ci95: interval(verify, verify_ci95),
+            decode_us: decode.map(us),
+            decode_us_ci95: interval(decode, decode_ci95),
+        }
+    };
+    let (verify_us, decode_us) = (total(collect::VERIFY), total(collect::DECODE));
+    LayerTime {
+        verify_us,
+        verify_us_ci95: interval(verify_us, intervals.total[collect::VERIFY]),
+        decode_us,
+        decode_us_ci95: interval(decode_us, intervals.total[collect::DECODE]),
+        by_component: components.iter().map(component).collect(),
+    }
 }
 
-fn layer_time(collected: &Collected, place: Place) -> LayerTime {
-    sum(component_times(collected, place))
-}
-
-/// All routed layers together.
-fn all_layers(collected: &Collected) -> LayerTime {
-    sum(component_times(collected, Place::AllLayers))
-}
-
-fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>, options: &Options) -> StepCost {
+fn step_cost(
+    report: &Report,
+    input: &Input<'_>,
+    collected: &Collected,
+    source: Option<TimeSource>,
+    (draws, all_rows): (&Draws, Option<AllRows>),
+) -> StepCost {
     let matched = Matched::of(&collected.compared.buckets);
-    let intervals = ratios::intervals(&collected.compared, options);
+    let intervals = draws.intervals();
     let hidden = drafting_is_hidden(input.manifest, collected, source);
     let verify_ratio = matched.and_then(|m| m.ratio(m.verify_ns, m.decode_ns)).filter(|_| !hidden);
     let step_ratio = matched.and_then(|m| m.ratio(m.verify_step_ns, m.decode_step_ns));
@@ -222,7 +267,7 @@ fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: 
         speedup,
         speedup_ci95: known(speedup, intervals.speedup),
         tokens_per_step,
-        all_rows: all_rows(collected, input.manifest.acceptance_known, options),
+        all_rows,
         verify_us: collected.verify_mean_ns(|c| c.pass_ns).map(us).filter(|_| !hidden),
         decode_us: matched.map(|m| m.decode_ns).or_else(|| collected.decode_mean_ns(|c| c.pass_ns)).map(us),
         verify_step_us: collected.verify_mean_ns(|c| c.step_ns).map(us),
@@ -237,19 +282,20 @@ fn step_cost(report: &Report, input: &Input<'_>, collected: &Collected, source: 
 }
 
 /// The comparison over windows of every length; `None` where all have the same.
-fn all_rows(collected: &Collected, acceptance_known: bool, options: &Options) -> Option<AllRows> {
+fn all_rows(collected: &Collected, requests: &[u32], acceptance_known: bool, options: &Options) -> Option<AllRows> {
     let all = &collected.all_rows;
     let (verify_steps, _) = all.steps();
     if verify_steps == collected.compared.steps().0 {
         return None;
     }
-    let intervals = ratios::intervals(all, options);
+    let intervals = ratios::draws(all, requests, options).intervals();
     let step_ratio = Matched::of(&all.buckets).and_then(|m| m.ratio(m.verify_step_ns, m.decode_step_ns));
     let tokens_per_step = all.tokens_per_step().filter(|_| acceptance_known);
     let speedup = tokens_per_step.zip(step_ratio).map(|(tokens, ratio)| tokens / ratio);
     Some(AllRows {
         verify_steps,
         tokens_per_step,
+        tokens_per_step_ci95: tokens_per_step.and(intervals.tokens_per_step),
         step_ratio,
         step_ratio_ci95: step_ratio.and(intervals.step_ratio),
         speedup,
@@ -258,12 +304,10 @@ fn all_rows(collected: &Collected, acceptance_known: bool, options: &Options) ->
 }
 
 fn attribution(collected: &Collected) -> Vec<Attribution> {
-    let of = |c: ComponentTime| Attribution {
-        component: c.component,
-        decode_us: c.decode_us,
-        verify_us: c.verify_us,
-        delta_us: c.verify_us.zip(c.decode_us).map(|(verify, decode)| verify - decode),
-        share_of_delta: None,
+    let of = |(component, both): (Component, [Option<f64>; 2])| {
+        let [verify_us, decode_us] = both.map(|ns| ns.map(us));
+        let delta_us = verify_us.zip(decode_us).map(|(verify, decode)| verify - decode);
+        Attribution { component, decode_us, verify_us, delta_us, share_of_delta: None }
     };
     component_times(collected, Place::Everything).into_iter().map(of).collect()
 }
@@ -286,6 +330,12 @@ fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: O
     }
     if !collected.has_operations {
         warn("no_device_times", "the trace has no times of operations: `time`, cost per expert and the attribution are unknown".into());
+    }
+    if collected.times.are_left_out() {
+        warn(
+            "time_intervals_left_out",
+            "too many requests, layers and components to keep times of: those of operations have no interval".into(),
+        );
     }
     let Some(cost) = &report.cost else { return warnings };
     match source.filter(|_| collected.has_steps()) {

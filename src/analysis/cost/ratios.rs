@@ -11,9 +11,8 @@
 
 use super::collect::{BUCKETS, Compared, DECODE, VERIFY};
 use crate::analysis::Options;
-use crate::analysis::stats::resampled;
+use crate::analysis::stats::{self, Streams, percentile_interval};
 use crate::metric::Interval;
-use std::collections::BTreeSet;
 
 /// Steps of one octave: verify and decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,35 +81,50 @@ pub(super) struct Intervals {
     pub verify_ratio: Option<Interval>,
     pub step_ratio: Option<Interval>,
     pub speedup: Option<Interval>,
+    pub tokens_per_step: Option<Interval>,
 }
 
-/// Bootstrap over requests of the ratios and the speedup. Decode steps are drawn with their requests, so that what both have in
-/// common cancels. None where either kind of steps is of fewer than two requests.
-pub(super) fn intervals(compared: &Compared, options: &Options) -> Intervals {
-    if compared.is_one_sided() {
-        return Intervals::default();
+/// What the resamples come to.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Draws(Vec<Vec<f64>>);
+
+impl Draws {
+    /// The intervals of the ratios and the speedup.
+    pub fn intervals(&self) -> Intervals {
+        let at = |column: usize| percentile_interval(&self.0, column);
+        Intervals { verify_ratio: at(0), step_ratio: at(1), speedup: at(2), tokens_per_step: at(7) }
     }
-    let requests: BTreeSet<u32> = compared.cells.keys().copied().collect();
+
+    /// The means of each resample; no numbers where it has no matched steps. Empty where there are no intervals.
+    pub fn means(&self) -> impl Iterator<Item = Matched> {
+        self.0.iter().map(|draw| Matched { verify_ns: draw[3], decode_ns: draw[4], verify_step_ns: draw[5], decode_step_ns: draw[6] })
+    }
+}
+
+/// Bootstrap over `requests`, ascending, of the ratios, the speedup and the means. Decode steps are drawn with their requests, so that
+/// what both have in common cancels. None where either kind of steps is of fewer than two requests.
+pub(super) fn draws(compared: &Compared, requests: &[u32], options: &Options) -> Draws {
+    if compared.is_one_sided() {
+        return Draws::default();
+    }
     let cells: Vec<Vec<(usize, Cell)>> =
-        requests.iter().map(|r| compared.cells[r].iter().map(|(&bucket, &cell)| (bucket, cell)).collect()).collect();
+        requests.iter().map(|r| compared.cells.get(r).into_iter().flatten().map(|(&bucket, &cell)| (bucket, cell)).collect()).collect();
     let tokens: Vec<(u64, u64)> = requests.iter().map(|r| compared.tokens.get(r).copied().unwrap_or_default()).collect();
-    let statistics = |times: &[u32], out: &mut Vec<f64>| {
+    let statistics = |_, times: &[u32]| {
         let mut sums = [Cell::default(); BUCKETS];
         let (mut steps, mut emitted) = (0, 0);
         for ((cells, (s, t)), &n) in cells.iter().zip(&tokens).zip(times).filter(|(_, n)| **n > 0) {
             cells.iter().for_each(|(bucket, cell)| sums[*bucket].add(cell, u64::from(n)));
             (steps, emitted) = (steps + u64::from(n) * s, emitted + u64::from(n) * t);
         }
-        let none = [f64::NAN; 3];
-        let values = Matched::of(&sums).map_or(none, |m| {
+        Matched::of(&sums).map_or(vec![f64::NAN; 8], |m| {
             let step_ratio = m.verify_step_ns / m.decode_step_ns;
-            [m.verify_ns / m.decode_ns, step_ratio, emitted as f64 / steps as f64 / step_ratio]
-        });
-        out.extend(values);
+            let tokens = emitted as f64 / steps as f64;
+            let ratios = [m.verify_ns / m.decode_ns, step_ratio, tokens / step_ratio];
+            [&ratios[..], &[m.verify_ns, m.decode_ns, m.verify_step_ns, m.decode_step_ns, tokens]].concat()
+        })
     };
-    let found = resampled((requests.len(), 3), options.resamples, options.seed, statistics);
-    let at = |i: usize| found.get(i).copied().flatten();
-    Intervals { verify_ratio: at(0), step_ratio: at(1), speedup: at(2) }
+    Draws(stats::draws(requests.len(), (options.resamples, options.seed, Streams::Common), statistics))
 }
 
 #[cfg(test)]

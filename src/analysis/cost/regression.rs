@@ -10,12 +10,12 @@
 //!
 //! With a single number of rows S_ww = 0: b = S_ut / S_uu, and what rows cost is part of the intercept. Where every union goes
 //! with one number of rows (D = 0) their effects cannot be told apart, and b and c are unknown. Over all layers the S are summed
-//! over layers, each about its own means: one slope, an intercept a layer. Intervals are drawn over requests.
+//! over layers, each about its own means: one slope, an intercept a layer. Intervals are drawn over requests: every resample is fitted anew.
 
 use super::collect::{Collected, Grid};
 use crate::analysis::Options;
 use crate::analysis::pass::Plan;
-use crate::analysis::stats::{add_times, resampled};
+use crate::analysis::stats::{self, Streams, add_times, percentile_interval};
 use crate::metric::Interval;
 use crate::metric::cost::{ExpertCost, ResidualPoint};
 
@@ -171,53 +171,87 @@ fn intercept(m: &Moments, slopes: Slopes, k: f64) -> Option<f64> {
 pub(super) struct Fits {
     pub layers: Vec<ExpertCost>,
     pub overall: ExpertCost,
+    /// The slope over all layers of each resample, ns for each expert; no number where it has none. Empty where it has no interval.
+    pub slopes: Vec<f64>,
 }
 
-/// Fits the collected points.
-pub(super) fn fit(collected: &Collected, plan: &Plan<'_>, bytes_per_expert: Option<u64>, options: &Options) -> Fits {
+/// Numbers of a resample for each layer and for all of them: b, c, a.
+const DRAWN: usize = 3;
+
+/// Fits the collected points; intervals are drawn over `requests`, ascending.
+pub(super) fn fit(collected: &Collected, requests: &[u32], plan: &Plan<'_>, bytes_per_expert: Option<u64>, options: &Options) -> Fits {
     let slots = plan.layers.len();
     let width = slots * MOMENTS;
-    let requests: Vec<f64> = collected.moments.values().flatten().flat_map(|m| m.0).collect();
+    let k = plan.k as f64;
+    let rows: Vec<f64> = collected.moments.values().flatten().flat_map(|m| m.0).collect();
+    // Requests without a point are drawn as well, and add nothing.
+    let places: Vec<usize> = collected.moments.keys().filter_map(|request| requests.binary_search(request).ok()).collect();
+    debug_assert_eq!(places.len(), collected.moments.len());
     let mut sums = vec![0.0; width];
-    let once = vec![1u32; collected.moments.len()];
-    add_times(&requests, width, &once, &mut sums);
+    add_times(&rows, width, &vec![1; collected.moments.len()], &mut sums);
     let whole = moments_of(&sums);
-    let intervals = resampled((collected.moments.len(), 2 * (slots + 1)), options.resamples, options.seed, |times, out| {
-        let mut sums = vec![0.0; width];
-        add_times(&requests, width, times, &mut sums);
-        let mut all = Centred::default();
-        let mut push = |s: &Centred| match solve(s) {
-            Ok(slopes) => out.extend([slopes.b, slopes.c.unwrap_or(f64::NAN)]),
-            Err(_) => out.extend([f64::NAN; 2]),
-        };
-        for moments in moments_of(&sums) {
-            let centred = Centred::of(&moments);
-            all.add(&centred);
-            push(&centred);
-        }
-        push(&all);
-    });
     // All unions but k are of verify steps: those of a single request are the same in every resample.
     let verifies = |of: &&Vec<Moments>| of.iter().any(|m| m.0[1] > 0.0 || m.0[2] > 0.0);
     let several = collected.moments.values().filter(verifies).count() >= 2;
-    let interval = |at: usize| intervals.get(at).copied().flatten().filter(|_| several);
-    let k = plan.k as f64;
     let mut all = Centred::default();
-    let layers = whole.iter().enumerate().map(|(slot, moments)| {
-        let centred = Centred::of(moments);
-        all.add(&centred);
+    let centred: Vec<Centred> = whole.iter().map(Centred::of).collect();
+    centred.iter().for_each(|s| all.add(s));
+    let rows_vary: Vec<bool> = centred.iter().chain([&all]).map(|s| solve(s).is_ok_and(|slopes| slopes.c.is_some())).collect();
+    let statistics = |_, times: &[u32]| {
+        let times: Vec<u32> = places.iter().filter_map(|&place| times.get(place)).copied().collect();
+        let mut sums = vec![0.0; width];
+        add_times(&rows, width, &times, &mut sums);
+        resample(&moments_of(&sums), &rows_vary, k)
+    };
+    let resamples = if several { options.resamples } else { 0 };
+    let draws = stats::draws(requests.len(), (resamples, options.seed, Streams::Common), statistics);
+    let intervals = |slot: usize| Intervals {
+        b: percentile_interval(&draws, DRAWN * slot),
+        c: percentile_interval(&draws, DRAWN * slot + 1),
+        a: percentile_interval(&draws, DRAWN * slot + 2),
+    };
+    let layers = whole.iter().zip(&centred).enumerate().map(|(slot, (moments, centred))| {
         let a = |slopes| intercept(moments, slopes, k);
-        let points = cells(&collected.grid, slot);
-        report((&centred, a), (interval(2 * slot), interval(2 * slot + 1)), bytes_per_expert, points)
+        report((centred, a), intervals(slot), bytes_per_expert, cells(&collected.grid, slot))
     });
     let layers: Vec<ExpertCost> = layers.collect();
-    let a = |slopes| {
-        let of: Vec<f64> = whole.iter().filter_map(|m| intercept(m, slopes, k)).collect();
-        (!of.is_empty()).then(|| of.iter().sum::<f64>() / of.len() as f64)
-    };
     // Residuals of different layers have different intercepts: the layers' own lists have them.
-    let overall = report((&all, a), (interval(2 * slots), interval(2 * slots + 1)), bytes_per_expert, Vec::new());
-    Fits { layers, overall }
+    let overall = report((&all, |slopes| mean_intercept(&whole, slopes, k)), intervals(slots), bytes_per_expert, Vec::new());
+    Fits { layers, overall, slopes: draws.iter().filter_map(|draw| draw.get(DRAWN * slots)).copied().collect() }
+}
+
+/// The mean over the layers of their intercepts under common slopes.
+fn mean_intercept(layers: &[Moments], slopes: Slopes, k: f64) -> Option<f64> {
+    let of: Vec<f64> = layers.iter().filter_map(|m| intercept(m, slopes, k)).collect();
+    (!of.is_empty()).then(|| of.iter().sum::<f64>() / of.len() as f64)
+}
+
+/// [`DRAWN`] numbers of each layer, then of all together; no numbers where there is no fit. `rows_vary` says of the same whether the whole
+/// trace has a slope for rows: a resample without one fits something else, in which rows are part of experts and intercept.
+fn resample(layers: &[Moments], rows_vary: &[bool], k: f64) -> Vec<f64> {
+    let numbers = |s: &Centred, at: usize, a: &dyn Fn(Slopes) -> Option<f64>| match solve(s) {
+        Ok(slopes) if Some(&slopes.c.is_some()) == rows_vary.get(at) => {
+            [slopes.b, slopes.c.unwrap_or(f64::NAN), a(slopes).unwrap_or(f64::NAN)]
+        }
+        _ => [f64::NAN; DRAWN],
+    };
+    let mut out = Vec::with_capacity(DRAWN * (layers.len() + 1));
+    let mut all = Centred::default();
+    for (slot, moments) in layers.iter().enumerate() {
+        let centred = Centred::of(moments);
+        all.add(&centred);
+        out.extend(numbers(&centred, slot, &|slopes| intercept(moments, slopes, k)));
+    }
+    out.extend(numbers(&all, layers.len(), &|slopes| mean_intercept(layers, slopes, k)));
+    out
+}
+
+/// 95 % intervals of a fit's numbers, ns.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Intervals {
+    b: Option<Interval>,
+    c: Option<Interval>,
+    a: Option<Interval>,
 }
 
 fn moments_of(sums: &[f64]) -> Vec<Moments> {
@@ -231,7 +265,7 @@ fn us(ns: f64) -> f64 {
 
 fn report(
     (centred, intercept): (&Centred, impl Fn(Slopes) -> Option<f64>),
-    (b_ci95, c_ci95): (Option<Interval>, Option<Interval>),
+    intervals: Intervals,
     bytes_per_expert: Option<u64>,
     cells: Vec<ResidualPoint>,
 ) -> ExpertCost {
@@ -244,14 +278,15 @@ fn report(
     };
     let gb_per_s = |us_per_expert: f64| Some(bytes_per_expert.filter(|_| us_per_expert > 0.0)? as f64 / us_per_expert / 1000.0);
     let b = slopes.map(|s| us(s.b));
-    let ci95 = b.and(b_ci95).map(|i| i.map(us));
+    let ci95 = b.and(intervals.b).map(|i| i.map(us));
     let c = slopes.and_then(|s| s.c).map(us);
     ExpertCost {
         us_per_expert: b,
         ci95,
         us_per_row: c,
-        us_per_row_ci95: c.and(c_ci95).map(|i| i.map(us)),
+        us_per_row_ci95: c.and(intervals.c).map(|i| i.map(us)),
         intercept_us: a.map(us),
+        intercept_us_ci95: a.and(intervals.a).map(|i| i.map(us)),
         r2: slopes.and_then(|s| r2(centred, s)),
         implied_gb_per_s: b.and_then(gb_per_s),
         implied_gb_per_s_ci95: ci95.and_then(|[low, high]| Some([gb_per_s(high)?, gb_per_s(low)?])),
@@ -384,7 +419,8 @@ mod tests {
                 }
                 collected.moments.insert(request, vec![m]);
             }
-            let fits = fit(&collected, &plan, Some(1), &Options { resamples: 400, seed });
+            let requests: Vec<u32> = collected.moments.keys().copied().collect();
+            let fits = fit(&collected, &requests, &plan, Some(1), &Options { resamples: 400, seed });
             let [low, high] = fits.layers[0].ci95.unwrap();
             held += u32::from(low <= 36.0 && 36.0 <= high);
         }

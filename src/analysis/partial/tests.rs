@@ -184,6 +184,10 @@ fn times_of_shards_are_those_of_the_whole() {
     trace.steps.iter_mut().zip(&trace.times).for_each(|(step, time)| step.context_len = time.context_len);
     let report = trace.report();
     assert!(report.cost.as_ref().unwrap().verify_ratio_ci95.is_some() && report.layers[0].cost.as_ref().unwrap().ci95.is_some());
+    // What is drawn from times by request, too.
+    assert!(
+        report.layers[0].time.as_ref().unwrap().decode_us_ci95.is_some() && report.advice.as_ref().unwrap().resamples_left_out.is_some()
+    );
     check(&trace, &|request| request % 3).unwrap();
     check(&trace, &|_| 0).unwrap();
 }

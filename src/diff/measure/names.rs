@@ -14,6 +14,13 @@ pub(super) const COST: [Metric; 4] = [
     noisy("speedup", Unit::Ratio, Better::Higher, "tokens per step over the step ratio"),
 ];
 
+/// The same over the verify steps of every number of rows, which are `cost.all_rows`.
+pub(super) const ALL_ROWS: [Metric; 3] = [
+    noisy("tokens_per_step", Unit::Tokens, Better::Higher, "tokens per verify step of any number of rows"),
+    noisy("step_ratio", Unit::Ratio, Better::Lower, "time of a verify step of any number of rows over that of a decode step"),
+    noisy("speedup", Unit::Ratio, Better::Higher, "their quotient"),
+];
+
 /// A layer's costs, by the object that they are in.
 pub(super) const LAYER_COST: [(&str, Metric); 5] = [
     ("time", noisy("verify_us", Unit::Ratio, Better::Lower, "µs of a verify step in the layer, or in all routed ones")),
@@ -35,6 +42,7 @@ pub fn is_known(name: &str) -> Option<bool> {
         "union" => UNION.contains(&field).then_some(true),
         "load" => find(name).map(|_| true),
         "cost" | "time" if LAYER_COST.iter().any(|(object, m)| *object == scope && m.id == field) => Some(true),
+        "cost" if let Some(field) = field.strip_prefix("all_rows.") => ALL_ROWS.iter().any(|m| m.id == field).then_some(false),
         "cost" => COST.iter().any(|m| m.id == field).then_some(false),
         "" => bare(&[
             "prefix_union[]",

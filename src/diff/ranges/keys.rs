@@ -131,6 +131,7 @@ const KEYS: &[(&[&str], Range, Null)] = &[
             "mean_us",
             "best_draft_len",
             "best_speedup",
+            "resamples_left_out",
             "request_speedup_mean",
             "speedup_if_drafts_are_free",
             "per_token",

@@ -30,11 +30,12 @@ impl View<'_> {
             Column::new("union").cells(cells(&|p| format!("{:.2}", p.union_mean))),
             Column::new("95 %").optional(0).cells(cells(&|p| span(p.union_ci95))),
             Column::new("step ratio").cells(cells(&|p| number(p.step_ratio))),
+            Column::new("95 %").optional(2).cells(cells(&|p| span(p.step_ratio_ci95))),
             Column::new("speedup").cells(cells(&|p| number(p.speedup))),
-            Column::new("95 %").optional(4).cells(cells(&|p| span(p.ci95))),
-            Column::new("last draft").optional(3).cells(cells(&|p| number(p.marginal_utility))),
+            Column::new("95 %").optional(5).cells(cells(&|p| span(p.ci95))),
+            Column::new("last draft").optional(4).cells(cells(&|p| number(p.marginal_utility))),
             Column::new("best")
-                .optional(2)
+                .optional(3)
                 .cells(cells(&|p| p.best_share.map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0)))),
         ];
         let marked = a.by_draft_len.iter().position(|p| Some(p.draft_len) == a.best_draft_len);
