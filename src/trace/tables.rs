@@ -124,8 +124,9 @@ impl Steps {
     }
 }
 
-/// Reads `steps`, with input tokens, parents and confidences when `details` are wanted. `times` says whether host times are known.
-pub(super) fn read_steps(parts: &[PartHandle], details: bool, times: bool) -> Result<Steps, TraceError> {
+/// Reads `steps`, with input tokens, parents and confidences when `details` are wanted. `times` says whether host times are known,
+/// `bytes` are those of all tables: of tokens that nobody has named, hardly any are in this one.
+pub(super) fn read_steps(parts: &[PartHandle], bytes: u64, details: bool, times: bool) -> Result<Steps, TraceError> {
     let mut steps = Steps { host_times: times, ..Steps::default() };
     let mut wanted = schema::steps(times);
     // Traces before 1.2 have no such column.
@@ -142,7 +143,7 @@ pub(super) fn read_steps(parts: &[PartHandle], details: bool, times: bool) -> Re
         if times { rows.numbers::<Int64Type>(name) } else { rows.maybe_numbers::<Int64Type>(name).map(|values| vec![0; values.len()]) }
     };
     let older = Schema::new(wanted.fields().iter().filter(|f| f.name() != col::PASS_ID).cloned().collect::<Vec<_>>());
-    let mut budget = Budget::new(schema::STEPS, parts)?;
+    let mut budget = Budget::new(schema::STEPS, parts)?.with_lists_of(bytes);
     for part in parts {
         let has_passes = part.metadata.schema().fields().iter().any(|f| f.name() == col::PASS_ID);
         let wanted: &Schema = if has_passes { &wanted } else { &older };
@@ -325,7 +326,7 @@ pub(super) fn read_part(
             }
             let name = chunk.column_path().parts().first().map_or("", String::as_str);
             if chunk.column_descr().max_rep_level() > 0 && !budget.take_list_values(name, pages.values) {
-                return Err(part.corrupt(format!("table {table}, column {name}: more numbers than {} bytes can stand for", part.bytes)));
+                return Err(part.corrupt(format!("table {table}, column {name}: more numbers than its files can stand for")));
             }
         }
         part.check_page_bytes(together)?;

@@ -4,6 +4,8 @@ use super::cases::npy;
 use super::pt::{P, save, tensor};
 use super::recorder::{pass, written};
 use super::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 /// One fixture a kind of file, with what it needs.
 const KINDS: &[(&str, &str, &[&str])] = &[
@@ -152,6 +154,23 @@ fn axes_beside_an_empty_one_are_not_believed() {
     assert!(refused(&[&written(&dir, "r.json", response.as_bytes())]).contains("4000000000 rows of 0 layers and 8 experts have no ids"));
     let stat = save(&P::Dict(vec![("rank", P::Int(0)), ("logical_count", tensor(&[many, 0, 3], &[]))]));
     assert!(refused(&[&written(&dir, "stat.pt", &stat)]).contains("logical_count: the shape [0, 3], which holds no counts"));
+}
+
+#[test]
+fn rows_of_unknown_tokens_can_be_read_again_or_are_refused() {
+    let (dir, rows) = (tempfile::tempdir().unwrap(), 8_600_000);
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut ids = vec![0xff; 2 * rows];
+    for cell in ids.chunks_exact_mut(2).take(200_000) {
+        let random = rng.next_u32();
+        cell.copy_from_slice(&[random as u8 & 63, 64 + (random >> 8) as u8 % 64]);
+    }
+    // More tokens than any trace may have, in steps of a few bytes: here it is the routes that vouch for them.
+    let t = import(&[&written(&dir, "some.npy", &npy("|i1", &[rows, 1, 2], &ids)), "--layers", "all", "--experts", "128"]);
+    assert_eq!(t.trace.steps_with_details().unwrap().rows.iter().map(|&n| usize::from(n)).sum::<usize>(), rows);
+    ids[2000..].fill(0xff);
+    let few = written(&dir, "few.npy", &npy("|i1", &[rows, 1, 2], &ids));
+    assert!(refused(&[&few, "--layers", "all", "--experts", "128"]).contains("8600000 rows, and hardly any of them has a token or routes"));
 }
 
 #[test]
