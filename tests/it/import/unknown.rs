@@ -83,3 +83,14 @@ fn a_trace_without_windows_shows_loads() {
     assert_eq!(report["run"]["model"]["experts_known"], false);
     assert!(shown(&t.path, "report", &[]).contains("at least"));
 }
+
+#[test]
+fn windows_of_more_drafts_than_rows_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.json");
+    // Nothing of such a size is made before it is refused.
+    let response = r#"{"id":"a","choices":[{"index":0}],"usage":{"prompt_tokens":2,"completion_tokens":2},
+        "metrics":{"speculative_decoding":{"num_spec_steps":1,"per_step_accepted":[1],"per_step_drafted":[4294967295]}}}"#;
+    std::fs::write(&path, response).unwrap();
+    assert!(refused(&["vllm", text(&path)]).contains("request a: 4294967295 drafts in a step"));
+}
