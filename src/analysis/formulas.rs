@@ -103,8 +103,12 @@ pub fn pairwise(counts: &WindowCounts) -> Option<Vec<Vec<f64>>> {
         return None;
     }
     let mean = |i: usize, j: usize| {
+        // A row has no pair with itself.
+        if i == j {
+            return counts.k as f64;
+        }
         let sum: u64 = counts.pair(i.min(j), i.max(j)).iter().zip(0u64..).map(|(n, o)| n * o).sum();
-        if i == j { counts.k as f64 } else { sum as f64 / counts.windows as f64 }
+        sum as f64 / counts.windows as f64
     };
     Some((0..counts.rows).map(|i| (0..counts.rows).map(|j| mean(i, j)).collect()).collect())
 }

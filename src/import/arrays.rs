@@ -101,6 +101,17 @@ impl<'a> Array<'a> {
         if need.is_none_or(|n| member.is_none() && n as u64 != have) {
             return Err(wrong(format!("an array of shape {:?} of {} does not have {have} bytes", header.shape, header.dtype.name())));
         }
+        // Axes beside one of length 0 can be of any length: nothing is multiplied or counted of them.
+        if header.elements() == Some(0) {
+            let nothing = match options.kind.unwrap_or_default() {
+                DataKind::Counts => "holds no counts: nothing was recorded",
+                DataKind::Routes if axes.iter().zip(&header.shape).any(|(axis, &len)| *axis == 't' && len == 0) => {
+                    "has no rows: no token was captured"
+                }
+                DataKind::Routes => "holds no ids: nothing was captured",
+            };
+            return Err(ImportError::empty(path, format!("an array of shape {:?} {nothing}", header.shape)));
+        }
         Ok(Self { path, member, header, axes, tokens, packed: options.packed_weights })
     }
 
@@ -262,10 +273,6 @@ fn routes(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
         found.rows += piece.rows;
         Ok(())
     })?;
-    if found.rows == 0 {
-        let what = format!("an array of shape {:?} has no rows: no token was captured", array.header.shape);
-        return Err(ImportError::empty(array.path, what));
-    }
     if found.real_rows == 0 || found.k == 0 {
         let what = format!("no routes: all {} rows are padding (one id in every place); was the capture silently skipped?", found.rows);
         return Err(ImportError::empty(array.path, what));

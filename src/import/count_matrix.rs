@@ -34,6 +34,10 @@ impl CountMatrix {
     /// A sentence, when the shapes differ, it is no matrix, or a sum is more than 64 bits hold.
     pub fn add(&mut self, shape: &[usize], counts: &[u64]) -> Result<(), String> {
         let [layers, experts] = *shape else { return Err(format!("the shape {shape:?}, not layers x experts")) };
+        // Beside an axis of length 0 the other can have any length.
+        if counts.is_empty() {
+            return Err(format!("the shape {shape:?}, which holds no counts"));
+        }
         if self.counts.is_empty() {
             (self.layers, self.experts, self.counts) = (layers, experts, vec![0; counts.len()]);
         }

@@ -8,7 +8,8 @@ use crate::trace::manifest::{Manifest, Warning, WindowCompleteness};
 use crate::trace::temporaries::{self, Making};
 use crate::trace::writer::{Ending, WriterOptions};
 use crate::trace::{
-    FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, TelemetrySample, TraceError, TraceWriter, manifest_fault,
+    FREE_LIST_VALUES, FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, TelemetrySample, Trace, TraceError,
+    TraceWriter, manifest_fault,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,6 +18,8 @@ use std::time::Duration;
 
 /// Events that wait for the trace's writer.
 const QUEUE: usize = 64;
+/// So many times as many rows as a trace may have are written before the import gives up.
+const MOST_UNVOUCHED: u64 = 32;
 const NEVER: Duration = Duration::from_secs(1 << 32);
 
 /// Rows of one kind that were left out: how many, and the sentence around the number.
@@ -53,6 +56,9 @@ pub struct Sink {
     counts: BTreeMap<u16, Vec<u64>>,
     /// Sum of all of them.
     counted: u64,
+    /// Input tokens of all steps, and what takes room in the files: expert ids and operations.
+    tokens: u64,
+    vouched: u64,
     ending: Ending,
 }
 
@@ -85,6 +91,8 @@ impl Sink {
             warnings: Vec::new(),
             counts: BTreeMap::new(),
             counted: 0,
+            tokens: 0,
+            vouched: 0,
             ending: Ending::Complete,
         })
     }
@@ -181,6 +189,12 @@ impl Sink {
         let id = step.step_id;
         self.next_step = id.checked_add(1).ok_or_else(|| TraceError::Event { what: format!("step {id}: too many steps") })?;
         *self.emitted.entry(step.request_id).or_default() += u32::try_from(step.emitted_tokens.len()).unwrap_or(u32::MAX);
+        self.tokens = self.tokens.saturating_add(step.input_tokens.len() as u64);
+        self.vouched = self.vouched.saturating_add(step.routes.ids.len() as u64);
+        // Rows are announced by small numbers: nothing goes on for hours that cannot be read in the end.
+        if self.tokens / MOST_UNVOUCHED > FREE_LIST_VALUES.max(self.vouched) {
+            return Err(self.too_many_rows());
+        }
         self.largest_id = self.largest_id.max(step.routes.ids.iter().max().copied());
         for block in &step.routes.blocks {
             let (module, layer) = (block.module, block.layer);
@@ -213,6 +227,7 @@ impl Sink {
     /// # Errors
     /// When they contradict the trace, or the trace cannot be written.
     pub fn kernels(&mut self, step_id: u32, kernels: Vec<KernelEvent>) -> Result<(), ImportError> {
+        self.vouched = self.vouched.saturating_add(kernels.len() as u64);
         Ok(self.writer()?.kernels(step_id, kernels)?)
     }
 
@@ -300,6 +315,12 @@ impl Sink {
         self.next_step
     }
 
+    /// More rows than a reader believes of files like these.
+    fn too_many_rows(&self) -> ImportError {
+        let reason = format!("no trace can be made of this: it has {} rows, and hardly any of them has a token or routes", self.tokens);
+        ImportError::input(&self.out, reason)
+    }
+
     fn writer(&mut self) -> Result<&mut TraceWriter, ImportError> {
         self.writer.as_mut().ok_or_else(|| TraceError::Event { what: "an event before the trace's beginning".into() }.into())
     }
@@ -367,6 +388,9 @@ impl Sink {
             return Err(ImportError::input(&self.out, format!("no trace can be made of this: {fault}")));
         }
         let manifest = writer.finish(self.ending.clone())?;
+        if self.tokens > FREE_LIST_VALUES && Trace::open(&self.temporary)?.steps_with_details().is_err() {
+            return Err(self.too_many_rows());
+        }
         // The import may have taken long.
         check_free(&self.out, self.options.force || self.options.into.is_some())?;
         place(&self.temporary, &self.out)?;

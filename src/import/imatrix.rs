@@ -77,7 +77,7 @@ fn counts(path: &Path, options: &Options, sink: &mut Sink) -> Result<(), ImportE
     let mut converted = 0u64;
     for (layer, name, entry) in of_layers {
         let in_tensor = |reason: String| wrong(format!("tensor {}: {reason}", name.escape_debug()));
-        if entry.shape.iter().product::<u64>() == 1 {
+        if entry.shape.iter().all(|&len| len == 1) {
             converted += 1;
             continue;
         }

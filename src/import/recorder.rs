@@ -253,13 +253,12 @@ fn stat(path: &Path, file: &mut TorchFile, counts: Value, options: &Options, sin
     flags::check(path, "counts of experts", flags::COUNTS, options)?;
     let tensor = file.pickle().tensor(counts).cloned().ok_or_else(|| file.wrong("logical_count is not a tensor"))?;
     let mut sums = CountMatrix::default();
-    let parts: Vec<Tensor> = match tensor.shape.as_slice() {
-        [_, _] => vec![tensor],
-        [n, _, _] => (0..*n).filter_map(|i| torch::slice(&tensor, i)).collect(),
-        other => return Err(file.wrong(format!("logical_count has the shape {other:?}, not passes x layers x experts"))),
-    };
-    for part in &parts {
-        add(&mut sums, file, part).map_err(|e| file.wrong(format!("logical_count: {e}")))?;
+    let mut add = |part: &Tensor| add(&mut sums, file, part).map_err(|e| file.wrong(format!("logical_count: {e}")));
+    match *tensor.shape.as_slice() {
+        [_, _] => add(&tensor)?,
+        // One at a time: with strides of 0, a shape can announce any number of them.
+        [n, _, _] => (0..n).filter_map(|i| torch::slice(&tensor, i)).try_for_each(|part| add(&part))?,
+        ref other => return Err(file.wrong(format!("logical_count has the shape {other:?}, not passes x layers x experts"))),
     }
     sums.finish(path, &LOGICAL, options, sink)
 }

@@ -8,6 +8,7 @@ use super::{ImportError, Options};
 use crate::trace::FinishReason;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A response. Only expert ids are kept apart from the rest, since they are large.
@@ -40,6 +41,9 @@ pub struct Response {
     /// Everything else.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
+    /// Of a stream, where the choice of each index is: a stream may have any number of them.
+    #[serde(skip)]
+    places: BTreeMap<String, usize>,
 }
 
 /// An object that may hold expert ids.
@@ -181,8 +185,9 @@ impl Response {
     pub fn merge(&mut self, next: Self) {
         for part in next.choices.into_iter().flatten() {
             let choices = self.choices.get_or_insert_default();
-            let index = part.rest.get("index").cloned();
-            match choices.iter_mut().find(|c| c.rest.get("index") == index.as_ref()) {
+            let index = part.rest.get("index").map(Value::to_string).unwrap_or_default();
+            let place = *self.places.entry(index).or_insert(choices.len());
+            match choices.get_mut(place) {
                 None => choices.push(part),
                 Some(choice) => choice.merge(part),
             }

@@ -38,6 +38,10 @@ impl IdArray {
         if rows.checked_mul(layers).and_then(|n| n.checked_mul(width)) != Some(ids.len()) {
             return Err(format!("{} ids do not make {rows} rows of {layers} layers and {width} experts", ids.len()));
         }
+        // Without ids there could be any number of rows, in a file of any size.
+        if rows > 0 && ids.is_empty() {
+            return Err(format!("{rows} rows of {layers} layers and {width} experts have no ids"));
+        }
         Ok(Self { rows, layers, width, ids, ..Self::default() })
     }
 

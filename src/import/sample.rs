@@ -286,6 +286,11 @@ impl<'a> Run<'a> {
         (accepted, drafted): (u32, u32),
         routed: Option<(&IdArray, &Survey)>,
     ) -> Result<(), ImportError> {
+        // Before anything is made of it: a number takes no room in the file.
+        let rows = drafted.saturating_add(1);
+        if rows > u32::from(u16::MAX) {
+            return Err(self.wrong(sample, format!("{drafted} drafts in a step, whose rows are at most {}", u16::MAX)));
+        }
         let kept = accepted as usize + 1;
         // The request may have ended within its last window.
         let end = (*at + kept).min(plan.end.max(*at + 1));
@@ -293,7 +298,7 @@ impl<'a> Run<'a> {
             self.sink.leave_out("cut_windows", (*at + kept - end) as u64, "are missing: requests ended within their last window");
         }
         let mut tokens = plan.tokens(sample, *at..*at + kept);
-        tokens.resize(drafted as usize + 1, UNKNOWN_TOKEN);
+        tokens.resize(rows as usize, UNKNOWN_TOKEN);
         let phase = if drafted > 0 { Phase::Verify } else { Phase::Decode };
         let mut step = events::step(request, phase, tokens);
         step.accepted = u16::try_from(accepted).map_err(|_| self.wrong(sample, format!("{accepted} accepted drafts in a step")))?;

@@ -23,7 +23,7 @@ pub struct Source {
     pub drafter: String,
     /// Drafts per verify step, when known.
     pub draft_len: Option<u16>,
-    /// Experts per row in `routes`; 0 when there are no routes.
+    /// Experts per row in `routes`; 0 when there are no routes, and then what the options say stands in the manifest.
     pub k: u16,
     /// What is known of rejected rows.
     pub window_completeness: WindowCompleteness,
@@ -82,7 +82,7 @@ impl Source {
                 // Until the end, so that every id may come.
                 experts: experts.unwrap_or(MAX_EXPERTS as u16),
                 experts_known: experts.is_some(),
-                experts_per_token: self.k,
+                experts_per_token: if self.k == 0 { options.known_k().unwrap_or(0) } else { self.k },
                 shared_experts: config.shared_experts,
                 hidden_size: config.hidden_size,
                 expert_size: config.expert_size,

@@ -38,8 +38,10 @@ impl Bound {
 const ROWS: Bound = Bound { free: 1 << 20, per_byte: 0.125 };
 /// Rows of `kernels`, whose repeated shapes and near times make small rows, and of partial reports, many of whose rows are one small number.
 const KERNEL_ROWS: Bound = Bound { free: 1 << 20, per_byte: 1.0 };
+/// Numbers in the lists of one column that every table may have.
+pub const FREE_LIST_VALUES: u64 = 8 << 20;
 /// Numbers in the lists of one column.
-const LIST_VALUES: Bound = Bound { free: 8 << 20, per_byte: 2.0 };
+const LIST_VALUES: Bound = Bound { free: FREE_LIST_VALUES, per_byte: 2.0 };
 /// Bytes of text in a table.
 const TEXT: Bound = Bound { free: 64 << 20, per_byte: 32.0 };
 /// Expert ids of `routes`; a real one takes about a byte.
@@ -74,6 +76,12 @@ impl Budget {
             }
         }
         Ok(Self { text: TEXT.of(bytes), list_values: LIST_VALUES.of(bytes), used: BTreeMap::new() })
+    }
+
+    /// The same with as many numbers in lists as files of `bytes` may have.
+    pub(super) fn with_lists_of(mut self, bytes: u64) -> Self {
+        self.list_values = LIST_VALUES.of(bytes);
+        self
     }
 
     /// Takes numbers of a list column; says whether they were still within the budget.

@@ -3,7 +3,7 @@
 use super::event::RouteBlock;
 use super::telemetry::TelemetrySample;
 use super::{FinishReason, Module, Phase, RequestEvent, StepEvent, StepRoutes, schema};
-use arrow_array::builder::{Float32Builder, Int16Builder, ListBuilder, StringBuilder, UInt32Builder};
+use arrow_array::builder::{ArrayBuilder, Float32Builder, Int16Builder, ListBuilder, StringBuilder, UInt32Builder};
 use arrow_array::{
     ArrayRef, DictionaryArray, Float32Array, Float64Array, Int8Array, Int64Array, RecordBatch, StringArray, UInt16Array, UInt32Array,
     UInt64Array,
@@ -16,6 +16,11 @@ use std::sync::Arc;
 pub(super) trait Columns {
     /// Number of buffered rows.
     fn rows(&self) -> usize;
+
+    /// Numbers in the lists of the buffered rows, which may be many in few rows.
+    fn list_values(&self) -> usize {
+        0
+    }
 
     /// The buffered rows as one batch; the buffer is empty afterwards.
     fn take(&mut self) -> Result<RecordBatch, ArrowError>;
@@ -207,6 +212,11 @@ impl StepColumns {
 impl Columns for StepColumns {
     fn rows(&self) -> usize {
         self.step_id.len()
+    }
+
+    fn list_values(&self) -> usize {
+        // The other lists have as many numbers as a step has tokens, or fewer.
+        self.input_tokens.values_ref().len()
     }
 
     fn take(&mut self) -> Result<RecordBatch, ArrowError> {

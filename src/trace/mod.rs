@@ -43,7 +43,7 @@ pub mod validate;
 pub mod version;
 pub mod writer;
 
-pub use bounds::{MAX_LAYERS, manifest_fault};
+pub use bounds::{FREE_LIST_VALUES, MAX_LAYERS, manifest_fault};
 pub use claim::check_replaceable;
 pub use error::TraceError;
 pub use event::{FinishReason, Module, Phase, RequestEvent, StepEvent, StepRoutes};

@@ -48,7 +48,7 @@ impl PartHandle {
 
     /// Number of rows by the row groups, which are what is read.
     pub(super) fn rows(&self) -> u64 {
-        self.footer().row_groups().iter().map(|g| u64::try_from(g.num_rows()).unwrap_or(0)).sum()
+        self.footer().row_groups().iter().map(|g| u64::try_from(g.num_rows()).unwrap_or(0)).fold(0, u64::saturating_add)
     }
 
     /// An error about this file.

@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 pub const ROUTE_ROWS_PER_GROUP: usize = 650_000;
 /// The same for the other tables.
 const ROWS_PER_GROUP: usize = 65_536;
+/// Numbers in lists that make a large part of fewer rows: the rows of long prompts have a token each.
+const LIST_VALUES_PER_GROUP: usize = 16 << 20;
 /// Small parts beyond this are merged although they are not a large one yet.
 const MAX_SMALL_PARTS: usize = 32;
 /// Name ending of files that are being written.
@@ -47,6 +49,7 @@ pub(super) struct Table<C> {
     /// The rows of the small parts.
     tail: Vec<RecordBatch>,
     tail_rows: usize,
+    tail_list_values: usize,
 }
 
 impl<C: Columns> Table<C> {
@@ -74,23 +77,26 @@ impl<C: Columns> Table<C> {
             small: Vec::new(),
             tail: Vec::new(),
             tail_rows: 0,
+            tail_list_values: 0,
         })
     }
 
     /// Whether there is enough for a large part: a commit now keeps memory bounded.
     pub(super) fn is_full(&self) -> bool {
         self.tail_rows + self.pending.rows() >= self.rows_per_group
+            || self.tail_list_values + self.pending.list_values() >= LIST_VALUES_PER_GROUP
     }
 
     /// Puts the pending rows on disk; `last` merges what is left. Files that the parts do not name any
     /// more are added to `obsolete`, to be removed once the manifest is in place.
     pub(super) fn flush(&mut self, last: bool, obsolete: &mut Vec<PathBuf>) -> Result<(), TraceError> {
-        let new_rows = self.pending.rows();
-        let merge = self.is_full() || self.small.len() >= MAX_SMALL_PARTS || last;
+        let (new_rows, full) = (self.pending.rows(), self.is_full());
+        let merge = full || self.small.len() >= MAX_SMALL_PARTS || last;
         if new_rows == 0 && !(merge && self.small.len() > 1) {
             return Ok(());
         }
         if new_rows > 0 {
+            self.tail_list_values += self.pending.list_values();
             let batch = self.pending.take().map_err(|e| TraceError::Event { what: format!("table {}: {e}", self.name) })?;
             self.tail.push(batch);
             self.tail_rows += new_rows;
@@ -100,13 +106,13 @@ impl<C: Columns> Table<C> {
             self.small.push(part);
             return Ok(());
         }
-        let large = self.tail_rows >= self.rows_per_group || last;
+        let large = full || last;
         let part = self.write(0, large)?;
         obsolete.extend(self.small.drain(..).filter_map(|p| Some(self.dir.join(Path::new(&p.path).file_name()?))));
         if large {
             self.large.push(part);
             self.tail.clear();
-            self.tail_rows = 0;
+            (self.tail_rows, self.tail_list_values) = (0, 0);
         } else {
             self.small.push(part);
         }

@@ -97,7 +97,7 @@ impl Trace {
         let size = |name, parts: &[PartHandle]| TableSize {
             name,
             parts: parts.len(),
-            rows: parts.iter().map(PartHandle::rows).sum(),
+            rows: parts.iter().map(PartHandle::rows).fold(0, u64::saturating_add),
             bytes: parts.iter().map(|p| p.bytes).sum(),
         };
         vec![
@@ -114,7 +114,7 @@ impl Trace {
     /// # Errors
     /// [`TraceError::Corrupt`] naming the part and, where one is wrong, the column or row.
     pub fn steps(&self) -> Result<Steps, TraceError> {
-        read_steps(&self.steps, false, self.manifest.host_times)
+        read_steps(&self.steps, self.bytes(), false, self.manifest.host_times)
     }
 
     /// `steps` with all columns.
@@ -122,7 +122,13 @@ impl Trace {
     /// # Errors
     /// As [`Trace::steps`].
     pub fn steps_with_details(&self) -> Result<Steps, TraceError> {
-        read_steps(&self.steps, true, self.manifest.host_times)
+        read_steps(&self.steps, self.bytes(), true, self.manifest.host_times)
+    }
+
+    /// Bytes of all parts.
+    fn bytes(&self) -> u64 {
+        let tables = [&self.requests, &self.steps, &*self.routes, &self.kernels, &self.telemetry];
+        tables.into_iter().fold(0, |sum, parts| sum.saturating_add(bounds::total_bytes(parts)))
     }
 
     /// `requests`, in the order in which they ended.

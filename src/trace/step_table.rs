@@ -114,14 +114,15 @@ impl Steps {
     }
 }
 
-/// Reads `steps`, with input tokens, parents and confidences when `details` are wanted. `times` says whether host times are known.
-pub(super) fn read_steps(parts: &[PartHandle], details: bool, times: bool) -> Result<Steps, TraceError> {
+/// Reads `steps`, with input tokens, parents and confidences when `details` are wanted. `times` says whether host times are known,
+/// `bytes` are those of all tables: of tokens that nobody has named, hardly any are in this one.
+pub(super) fn read_steps(parts: &[PartHandle], bytes: u64, details: bool, times: bool) -> Result<Steps, TraceError> {
     // A column that is missing is said before what is wrong within others.
     for part in parts {
         roots(part, schema::STEPS, &number_columns(part, times))?;
         roots(part, schema::STEPS, &list_columns(parts, details))?;
     }
-    let (numbers, lists) = rayon::join(|| read_numbers(parts, times), || read_lists(parts, details));
+    let (numbers, lists) = rayon::join(|| read_numbers(parts, times), || read_lists(parts, bytes, details));
     let (numbers, lists) = (numbers?, lists?);
     Ok(Steps {
         emitted_tokens: lists.emitted_tokens,
@@ -198,11 +199,11 @@ fn read_numbers(parts: &[PartHandle], times: bool) -> Result<Steps, TraceError> 
 }
 
 /// [`Steps`] with nothing but its lists.
-fn read_lists(parts: &[PartHandle], details: bool) -> Result<Steps, TraceError> {
+fn read_lists(parts: &[PartHandle], bytes: u64, details: bool) -> Result<Steps, TraceError> {
     let mut steps = Steps::default();
     let confidences = details && has_confidences(parts);
     let wanted = list_columns(parts, details);
-    let mut budget = Budget::new(schema::STEPS, parts)?;
+    let mut budget = Budget::new(schema::STEPS, parts)?.with_lists_of(bytes);
     for part in parts {
         read_part(part, schema::STEPS, &wanted, &mut budget, |rows, _| {
             rows.lists::<UInt32Type>(col::EMITTED_TOKENS, |list| {

@@ -149,7 +149,7 @@ pub(super) fn read_part(
             }
             let name = chunk.column_path().parts().first().map_or("", String::as_str);
             if chunk.column_descr().max_rep_level() > 0 && !budget.take_list_values(name, pages.values) {
-                return Err(part.corrupt(format!("table {table}, column {name}: more numbers than {} bytes can stand for", part.bytes)));
+                return Err(part.corrupt(format!("table {table}, column {name}: more numbers than its files can stand for")));
             }
         }
         part.check_page_bytes(together)?;

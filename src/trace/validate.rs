@@ -66,7 +66,9 @@ fn check_manifest(v: &mut Validation, manifest: &Manifest, unknown_tokens: bool)
     let model = &manifest.model;
     let ascending = |layers: &[u16]| layers.windows(2).all(|pair| pair[0] < pair[1]);
     let counts = manifest.window_completeness == WindowCompleteness::Counts;
-    let no_routes = counts || model.moe_layers.is_empty() && model.draft_layers.is_empty();
+    // Of acceptance or times alone, the model may be known by its configuration, and how many experts a token has may not.
+    let unknown = model.experts_per_token == 0 && manifest.window_completeness == WindowCompleteness::None;
+    let no_routes = counts || unknown || model.moe_layers.is_empty() && model.draft_layers.is_empty();
     let broken = if !no_routes && (model.experts_per_token == 0 || model.experts_per_token > model.experts) {
         Some(format!("{} experts per token of {}", model.experts_per_token, model.experts))
     } else if !ascending(&model.moe_layers) || model.moe_layers.last().is_some_and(|&last| last >= model.layers) {

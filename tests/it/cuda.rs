@@ -176,7 +176,7 @@ fn passes_run_as_graphs_and_decode_as_on_the_cpu() {
             let graphs = cuda.manifest().instrumentation.graphs.unwrap();
             let steps = cuda.steps().unwrap().len() as u64;
             // Every shape is launched one by one once; a plain step is one pass, whose commit is part of it.
-            assert!(graphs.captured >= 2 && graphs.launches + graphs.captured >= steps, "{name}: {graphs:?}, {steps} steps");
+            assert!(graphs.captured >= 2 && graphs.launches + u64::from(graphs.captured) >= steps, "{name}: {graphs:?}, {steps} steps");
             assert!(cpu.manifest().instrumentation.graphs.is_none());
         }
     }

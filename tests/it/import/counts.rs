@@ -194,6 +194,9 @@ fn importance_matrices_give_k_where_their_chunks_do() {
     assert!(refused(&[text(&converted)]).contains("converted from the old format"));
     let half = write("half.gguf", gguf(&kind, &[(name, &[1, 2], &[1.5, 2.0])]));
     assert!(refused(&[text(&half)]).contains("1.5 is not a count"));
+    // 3 times this is 1 in 64 bits, and 2^65 + 1 in truth.
+    let wrapped = write("wrapped.gguf", gguf(&kind, &[(name, &[3, 0xaaaa_aaaa_aaaa_aaab], &[8.0])]));
+    assert!(refused(&[text(&wrapped)]).contains("larger than any file"));
     let model = write("model.gguf", gguf(&[("general.type", "model"), ("x", "imatrix")], &[]));
     assert!(refused(&[text(&model)]).contains("not an importance matrix"));
     let mut huge = gguf(&kind, &[(name, &[1 << 40, 4], &[1.0])]);

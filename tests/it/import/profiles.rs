@@ -323,3 +323,16 @@ fn passes_without_numbers_are_tied_in_order() {
         assert!(String::from_utf8_lossy(&out.get_output().stderr).contains(why));
     }
 }
+
+#[test]
+fn ranges_that_announce_many_rows_are_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let event = |category: &str, name: &str, at: usize| {
+        format!(r#"{{"ph":"X","cat":"{category}","name":"{name}","pid":1,"tid":1,"ts":{at},"dur":1,"args":{{"correlation":1}}}}"#)
+    };
+    let mut events = vec![event("kernel", "k", 5), event("cuda_runtime", "cudaLaunchKernel", 1)];
+    events.extend((0..300).map(|i| event("user_annotation", "execute_context_1(65535)_generation_0(0)", 1 + 10 * i)));
+    let path = dir.path().join("x.json");
+    std::fs::write(&path, format!(r#"{{"traceEvents":[{}]}}"#, events.join(","))).unwrap();
+    assert!(refused(&["kineto", text(&path)]).contains("19660500 rows, and hardly any of them has a token or routes"));
+}

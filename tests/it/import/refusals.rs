@@ -4,6 +4,8 @@ use super::cases::npy;
 use super::pt::{P, save, tensor};
 use super::recorder::{pass, written};
 use super::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 /// One fixture a kind of file, with what it needs.
 const KINDS: &[(&str, &str, &[&str])] = &[
@@ -134,6 +136,53 @@ fn empty_captures_say_what_is_missing() {
     let none = save(&P::Dict(vec![("samples", P::List(vec![P::Dict(vec![("routed_experts", tensor(&[0, 2, 4], &[]))])]))]));
     assert!(refused(&[&written(&dir, "none.pt", &none)]).contains("[0, 2, 4]: no token was captured"));
     assert!(refused(&[&written(&dir, "none.npy", &npy("<i4", &[0, 2, 4], &[]))]).contains("has no rows: no token was captured"));
+}
+
+#[test]
+fn axes_beside_an_empty_one_are_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let many = 1usize << 40;
+    // As many rows as one likes, in a file of a few bytes.
+    let rows = written(&dir, "rows.npy", &npy("<i4", &[many, 0, 8], &[]));
+    assert!(refused(&[&rows]).contains("[1099511627776, 0, 8] holds no ids: nothing was captured"));
+    let windows = written(&dir, "windows.npy", &npy("<i4", &[1, 0, many, many], &[]));
+    assert!(refused(&["npy", &windows, "--axes", "lkwt"]).contains("holds no ids"));
+    let counts = written(&dir, "counts.npy", &npy("<i8", &[0, 1 << 20, 1 << 20], &[]));
+    assert!(refused(&["npy", &counts, "--kind", "counts"]).contains("holds no counts: nothing was recorded"));
+    let response = r#"{"choices":[{"routed_experts":{"dtype":"int32","shape":[4000000000,0,8],"data":""}}],
+        "usage":{"prompt_tokens":4000000000,"completion_tokens":1}}"#;
+    assert!(refused(&[&written(&dir, "r.json", response.as_bytes())]).contains("4000000000 rows of 0 layers and 8 experts have no ids"));
+    let stat = save(&P::Dict(vec![("rank", P::Int(0)), ("logical_count", tensor(&[many, 0, 3], &[]))]));
+    assert!(refused(&[&written(&dir, "stat.pt", &stat)]).contains("logical_count: the shape [0, 3], which holds no counts"));
+}
+
+#[test]
+fn rows_of_unknown_tokens_can_be_read_again_or_are_refused() {
+    let (dir, rows) = (tempfile::tempdir().unwrap(), 8_600_000);
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut ids = vec![0xff; 2 * rows];
+    for cell in ids.chunks_exact_mut(2).take(200_000) {
+        let random = rng.next_u32();
+        cell.copy_from_slice(&[random as u8 & 63, 64 + (random >> 8) as u8 % 64]);
+    }
+    // More tokens than any trace may have, in steps of a few bytes: here it is the routes that vouch for them.
+    let t = import(&[&written(&dir, "some.npy", &npy("|i1", &[rows, 1, 2], &ids)), "--layers", "all", "--experts", "128"]);
+    assert_eq!(t.trace.steps_with_details().unwrap().rows.iter().map(|&n| usize::from(n)).sum::<usize>(), rows);
+    ids[2000..].fill(0xff);
+    let few = written(&dir, "few.npy", &npy("|i1", &[rows, 1, 2], &ids));
+    assert!(refused(&[&few, "--layers", "all", "--experts", "128"]).contains("8600000 rows, and hardly any of them has a token or routes"));
+}
+
+#[test]
+fn views_of_one_number_are_not_read_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    // 2^40 passes of one layer and one expert, all at the same place: strides of 0.
+    let pickle = b"\x80\x02}(X\x0d\x00\x00\x00logical_countctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\n\
+        LongStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQK\x00(\x8a\x06\x00\x00\x00\x00\x00\x01K\x01K\x01t(K\x00K\x00K\x00t\x89\
+        ccollections\nOrderedDict\n)RtRu.";
+    let file = super::pt::with_pickle(pickle, &[vec![1, 0, 0, 0, 0, 0, 0, 0]]);
+    let error = refused(&[&written(&dir, "s.pt", &file)]);
+    assert!(error.contains("s.pt: logical_count: its tensors have more than 8 times the file's bytes"), "{error}");
 }
 
 #[test]

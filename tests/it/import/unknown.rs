@@ -83,3 +83,30 @@ fn a_trace_without_windows_shows_loads() {
     assert_eq!(report["run"]["model"]["experts_known"], false);
     assert!(shown(&t.path, "report", &[]).contains("at least"));
 }
+
+#[test]
+fn acceptance_or_times_alone_with_a_configuration_keep_every_rule() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    for (k, known) in [(r#","num_experts_per_tok":8"#, 8), ("", 0)] {
+        let text_of = format!(r#"{{"num_hidden_layers":6,"first_k_dense_replace":1,"num_experts":128{k}}}"#);
+        std::fs::write(&config, text_of).unwrap();
+        for file in ["acceptance/vllm_stream_sse.txt", "kineto/synthetic_cuda_graph_steps.json"] {
+            let t = import(&[text(&data(file)), "--model-config", text(&config)]);
+            let model = &t.manifest().model;
+            assert_eq!((model.experts_per_token, model.experts, model.moe_layers.len()), (known, 128, 5), "{file}");
+            t.report();
+        }
+    }
+}
+
+#[test]
+fn windows_of_more_drafts_than_rows_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.json");
+    // Nothing of such a size is made before it is refused.
+    let response = r#"{"id":"a","choices":[{"index":0}],"usage":{"prompt_tokens":2,"completion_tokens":2},
+        "metrics":{"speculative_decoding":{"num_spec_steps":1,"per_step_accepted":[1],"per_step_drafted":[4294967295]}}}"#;
+    std::fs::write(&path, response).unwrap();
+    assert!(refused(&["vllm", text(&path)]).contains("request a: 4294967295 drafts in a step"));
+}
