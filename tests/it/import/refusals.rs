@@ -157,7 +157,7 @@ fn axes_beside_an_empty_one_are_not_believed() {
 }
 
 #[test]
-fn rows_of_unknown_tokens_can_be_read_again_or_are_refused() {
+fn rows_of_unknown_tokens_can_be_read_again() {
     let (dir, rows) = (tempfile::tempdir().unwrap(), 8_600_000);
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let mut ids = vec![0xff; 2 * rows];
@@ -166,11 +166,14 @@ fn rows_of_unknown_tokens_can_be_read_again_or_are_refused() {
         cell.copy_from_slice(&[random as u8 & 63, 64 + (random >> 8) as u8 % 64]);
     }
     // More tokens than any trace may have, in steps of a few bytes: here it is the routes that vouch for them.
-    let t = import(&[&written(&dir, "some.npy", &npy("|i1", &[rows, 1, 2], &ids)), "--layers", "all", "--experts", "128"]);
-    assert_eq!(t.trace.steps_with_details().unwrap().rows.iter().map(|&n| usize::from(n)).sum::<usize>(), rows);
+    let read_again = |name: &str, ids: &[u8]| {
+        let t = import(&[&written(&dir, name, &npy("|i1", &[rows, 1, 2], ids)), "--layers", "all", "--experts", "128"]);
+        assert_eq!(t.trace.steps_with_details().unwrap().rows.iter().map(|&n| usize::from(n)).sum::<usize>(), rows, "{name}");
+    };
+    read_again("some.npy", &ids);
+    // With few of them the tables are still large enough; where they are not, the import is refused.
     ids[2000..].fill(0xff);
-    let few = written(&dir, "few.npy", &npy("|i1", &[rows, 1, 2], &ids));
-    assert!(refused(&[&few, "--layers", "all", "--experts", "128"]).contains("8600000 rows, and hardly any of them has a token or routes"));
+    read_again("few.npy", &ids);
 }
 
 #[test]

@@ -162,8 +162,16 @@ impl Profiler {
 
     /// Whether the launches from here on are recorded: when there is a clock to bring their times to.
     pub fn record(&mut self, clock: Option<Clock>) -> Result<(), EngineError> {
+        let begins = clock.is_some() && !self.recording;
         self.recording = clock.is_some();
         self.enable(clock.is_some())?;
+        if begins {
+            // What was launched before, weights that the device made among it, has no ids and is of no step.
+            // SAFETY: a number by value; 1 = also buffers that are not full.
+            let flushed = unsafe { (self.library.functions.flush)(1) };
+            self.done("it gives no records", flushed)?;
+            shared().records.clear();
+        }
         match clock {
             Some(clock) if !self.aligned => self.align(clock),
             _ => Ok(()),
