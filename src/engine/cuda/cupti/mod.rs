@@ -162,7 +162,7 @@ impl Profiler {
 
     /// Whether the launches from here on are recorded: when there is a clock to bring their times to.
     pub fn record(&mut self, clock: Option<Clock>) -> Result<(), EngineError> {
-        let begins = clock.is_some() && (!self.recording || !self.aligned);
+        let begins = clock.is_some() && !self.recording;
         self.recording = clock.is_some();
         self.enable(clock.is_some())?;
         if begins {
