@@ -162,10 +162,10 @@ impl Profiler {
 
     /// Whether the launches from here on are recorded: when there is a clock to bring their times to.
     pub fn record(&mut self, clock: Option<Clock>) -> Result<(), EngineError> {
-        let begins = clock.is_some() && !self.recording;
+        let first = clock.is_some() && !self.aligned;
         self.recording = clock.is_some();
         self.enable(clock.is_some())?;
-        if begins {
+        if first {
             // What was launched before, weights that the device made among it, has no ids and is of no step.
             // SAFETY: a number by value; 1 = also buffers that are not full.
             let flushed = unsafe { (self.library.functions.flush)(1) };
