@@ -26,6 +26,9 @@ pub(super) trait Columns {
     fn take(&mut self) -> Result<RecordBatch, ArrowError>;
 }
 
+/// The modules' words by their codes.
+pub(super) const WORDS_OF_MODULES: [&str; 2] = [Module::Target.as_str(), Module::Draft.as_str()];
+
 /// Text of few distinct words: `codes` index `words`.
 pub(super) fn dictionary(codes: Vec<i8>, words: &[&str]) -> Result<ArrayRef, ArrowError> {
     let values: ArrayRef = Arc::new(StringArray::from_iter_values(words));
@@ -123,7 +126,7 @@ impl Columns for RouteColumns {
             Arc::new(UInt32Array::from(take(&mut self.step_id))),
             Arc::new(UInt16Array::from(take(&mut self.layer))),
             Arc::new(UInt16Array::from(take(&mut self.row))),
-            dictionary(take(&mut self.module), &[Module::Target.as_str(), Module::Draft.as_str()])?,
+            dictionary(take(&mut self.module), &WORDS_OF_MODULES)?,
         ];
         columns.extend(self.experts.iter_mut().map(|c| Arc::new(UInt16Array::from(take(c))) as ArrayRef));
         columns.extend(self.weights.iter_mut().map(|c| Arc::new(Float32Array::from(take(c))) as ArrayRef));

@@ -49,7 +49,7 @@ pub enum Module {
 
 impl Module {
     /// The word stored in the `module` column.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Target => "target",
             Self::Draft => "draft",

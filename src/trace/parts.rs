@@ -5,10 +5,10 @@
 use super::columns::Columns;
 use super::manifest::PartFile;
 use super::output::create_new;
-use super::{TraceError, expert_pages, schema};
+use super::{TraceError, route_pages, schema};
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
-use arrow_array::types::UInt16Type;
+use arrow_array::types::{ArrowPrimitiveType, Int8Type, UInt16Type, UInt32Type};
 use arrow_schema::{DataType, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::compute_leaves;
@@ -147,7 +147,7 @@ impl<C: Columns> Table<C> {
         let properties = if large { &self.properties } else { &self.small_properties };
         let mut writer = ArrowWriter::try_new(&file, self.schema.clone(), Some(properties.clone())).map_err(parquet)?;
         let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        if large && self.name == schema::ROUTES && all >= expert_pages::LEAST_ROWS {
+        if large && self.name == schema::ROUTES && all >= route_pages::LEAST_ROWS {
             self.write_routes(writer, batches).map_err(parquet)?;
             file.sync_all().map_err(io_error(path, "write"))?;
             return Ok(all as u64);
@@ -168,7 +168,7 @@ impl<C: Columns> Table<C> {
 }
 
 impl<C> Table<C> {
-    /// Writes routes: the experts' columns as [`expert_pages`], the others as the library does.
+    /// Writes routes: gate weights as the library does, everything else as [`route_pages`].
     fn write_routes(&self, writer: ArrowWriter<&File>, batches: &[RecordBatch]) -> Result<(), ParquetError> {
         let (mut file, factory) = writer.into_serialized_writer()?;
         let columns = file.schema_descr().columns().to_vec();
@@ -186,19 +186,28 @@ impl<C> Table<C> {
             let writers = factory.create_column_writers(index)?;
             let mut out = file.next_row_group()?;
             for (((place, field), column), mut writer) in self.schema.fields().iter().enumerate().zip(&columns).zip(writers) {
-                if field.data_type() == &DataType::UInt16 && schema::rank_of_column(field.name()).is_some() {
-                    let parts: Vec<&[u16]> =
-                        group.iter().filter_map(|b| Some(&**b.column(place).as_primitive_opt::<UInt16Type>()?.values())).collect();
-                    let (bytes, close) = expert_pages::chunk(column.clone(), &parts.concat())?;
-                    out.append_column(&bytes, close)?;
-                    continue;
-                }
-                for batch in group {
-                    for leaf in compute_leaves(field, batch.column(place))? {
-                        writer.write(&leaf)?;
+                let column = || column.clone();
+                let chunk = match field.data_type() {
+                    DataType::UInt16 if schema::rank_of_column(field.name()).is_some() => {
+                        route_pages::experts(column(), &values::<UInt16Type>(group, place))?
                     }
-                }
-                writer.close()?.append_to_row_group(&mut out)?;
+                    DataType::UInt16 => route_pages::keys(column(), &values::<UInt16Type>(group, place))?,
+                    DataType::UInt32 => route_pages::steps(column(), &values::<UInt32Type>(group, place))?,
+                    DataType::Dictionary(..) => {
+                        let codes = group.iter().filter_map(|b| Some(&**b.column(place).as_dictionary_opt::<Int8Type>()?.keys().values()));
+                        route_pages::modules(column(), &codes.collect::<Vec<_>>().concat())?
+                    }
+                    _ => {
+                        for batch in group {
+                            for leaf in compute_leaves(field, batch.column(place))? {
+                                writer.write(&leaf)?;
+                            }
+                        }
+                        writer.close()?.append_to_row_group(&mut out)?;
+                        continue;
+                    }
+                };
+                out.append_column(&chunk.0, chunk.1)?;
             }
             out.close()?;
             left = rest;
@@ -206,6 +215,12 @@ impl<C> Table<C> {
         }
         file.close().map(drop)
     }
+}
+
+/// A column of all batches as one.
+fn values<T: ArrowPrimitiveType>(batches: &[RecordBatch], place: usize) -> Vec<T::Native> {
+    let parts: Vec<&[T::Native]> = batches.iter().filter_map(|b| Some(&**b.column(place).as_primitive_opt::<T>()?.values())).collect();
+    parts.concat()
 }
 
 fn zstd() -> Compression {

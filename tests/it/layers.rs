@@ -24,6 +24,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("arrow_array", &["trace"]),
     ("arrow_schema", &["trace"]),
     ("parquet", &["trace"]),
+    ("lz4_flex", &["trace"]),
     ("safetensors", &["engine"]),
     ("tokenizers", &["engine"]),
     ("minijinja", &["engine", "report"]),
