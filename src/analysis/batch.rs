@@ -8,28 +8,31 @@ use super::pass::Plan;
 use super::passes::{Pass, Passes};
 use super::source::{RouteSlice, RouteSource};
 use super::stats::Ratios;
+use super::steps::StepTable;
 use super::window::{Context, outside, unlisted};
 use super::{Input, Options};
 use crate::metric::batch::{Batch, BatchLayer, BatchSize, BatchStats};
-use crate::trace::Phase;
 use crate::trace::manifest::WindowCompleteness;
+use crate::trace::{Manifest, Phase};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// Sums over passes of one layer, or of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Sums {
-    passes: u64,
+pub struct Sums {
+    /// Number of passes.
+    pub passes: u64,
     /// Steps of those passes.
-    steps: u64,
+    pub steps: u64,
     /// Sum over passes and steps of the step's union.
-    by_step: u64,
+    pub by_step: u64,
     /// Sum over passes of the pass's union.
-    by_pass: u64,
+    pub by_pass: u64,
 }
 
 impl Sums {
-    fn merge(&mut self, other: &Self) {
+    /// Adds other passes.
+    pub fn merge(&mut self, other: &Self) {
         self.passes += other.passes;
         self.steps += other.steps;
         self.by_step += other.by_step;
@@ -58,6 +61,27 @@ impl Sums {
     }
 }
 
+/// What whole passes come to, before anything is divided: all that is kept of them in a partial report.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PassUnions {
+    /// By (group of requests, slot).
+    pub by_group: BTreeMap<(u32, usize), Sums>,
+    /// By number of requests in the pass, all layers together.
+    pub by_requests: BTreeMap<u32, Sums>,
+}
+
+impl PassUnions {
+    /// Adds others of the same groups.
+    pub fn merge(&mut self, other: &Self) {
+        for (key, sums) in &other.by_group {
+            self.by_group.entry(*key).or_default().merge(sums);
+        }
+        for (requests, sums) in &other.by_requests {
+            self.by_requests.entry(*requests).or_default().merge(sums);
+        }
+    }
+}
+
 /// A layer's part of a pass.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Part {
@@ -74,9 +98,7 @@ struct Part {
 /// What some units have counted.
 #[derive(Debug, Default)]
 struct Counted {
-    /// By (group, slot), then by number of requests.
-    sums: BTreeMap<(u32, usize), Sums>,
-    by_requests: BTreeMap<u32, Sums>,
+    unions: PassUnions,
     /// By (pass, slot): passes that may go on in another unit.
     parts: BTreeMap<(u32, usize), Part>,
     /// Experts in the parts.
@@ -86,17 +108,12 @@ struct Counted {
 impl Counted {
     fn add(&mut self, pass: Pass, slot: usize, by_step: u64, by_pass: u64) {
         let sums = Sums { passes: 1, steps: u64::from(pass.steps), by_step, by_pass };
-        self.sums.entry((pass.group, slot)).or_default().merge(&sums);
-        self.by_requests.entry(pass.steps).or_default().merge(&sums);
+        self.unions.by_group.entry((pass.group, slot)).or_default().merge(&sums);
+        self.unions.by_requests.entry(pass.steps).or_default().merge(&sums);
     }
 
     fn merge(&mut self, other: Self) {
-        for (key, sums) in &other.sums {
-            self.sums.entry(*key).or_default().merge(sums);
-        }
-        for (requests, sums) in &other.by_requests {
-            self.by_requests.entry(*requests).or_default().merge(sums);
-        }
+        self.unions.merge(&other.unions);
         self.held += other.held;
         for (key, part) in other.parts {
             let mine = self.parts.entry(key).or_default();
@@ -281,7 +298,7 @@ fn context(plan: &Plan<'_>, run: &Run) -> Context {
     }
 }
 
-fn count(source: &dyn RouteSource, plan: &Plan<'_>, passes: &Passes) -> Result<Counted, AnalysisError> {
+fn count(source: &dyn RouteSource, plan: &Plan<'_>, passes: &Passes) -> Result<PassUnions, AnalysisError> {
     let unit = |mut sum: Counted, at: usize| -> Result<Counted, AnalysisError> {
         let mut reader = Reader::new(plan, passes);
         source.read(at, &mut |slice| reader.feed(&slice))?;
@@ -296,29 +313,66 @@ fn count(source: &dyn RouteSource, plan: &Plan<'_>, passes: &Passes) -> Result<C
     };
     let mut counted = (0..source.units()).into_par_iter().try_fold(Counted::default, unit).try_reduce(Counted::default, both)?;
     counted.put_together(passes);
-    Ok(counted)
+    Ok(counted.unions)
 }
 
-/// Unions by request and by pass; `None` where no steps share a pass.
+/// Whether rows are those of windows; whatever they are otherwise, they are not those of a pass.
+fn has_windows(manifest: &Manifest) -> bool {
+    matches!(manifest.window_completeness, WindowCompleteness::Full | WindowCompleteness::AcceptedOnly)
+}
+
+/// The passes of a trace that may be a part of one in which passes are shared; `None` where no step has the number of one.
 ///
 /// # Errors
-/// When the numbers of passes break the format's rules, or the routes cannot be read.
-pub fn analyze(input: &Input<'_>, plan: &Plan<'_>, options: &Options) -> Result<Option<Batch>, AnalysisError> {
-    // Whatever rows there are otherwise, they are not those of a pass.
-    let windows = matches!(input.manifest.window_completeness, WindowCompleteness::Full | WindowCompleteness::AcceptedOnly);
-    let Some(passes) = Passes::new(plan.steps, input.passes, input.manifest.passes_known)?.filter(|_| windows) else { return Ok(None) };
-    plan.limits.check_sums(u64::from(passes.groups).saturating_mul(plan.layers.len() as u64))?;
-    let counted = count(input.routes, plan, &passes)?;
-    Ok(Some(report(plan, &passes, &counted, options)))
+/// When the numbers of passes break the format's rules.
+pub fn passes_of_part(manifest: &Manifest, table: &StepTable, ids: &[Option<u32>]) -> Result<Option<Passes>, AnalysisError> {
+    if !has_windows(manifest) || ids.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    Passes::of_steps(table, ids, manifest.passes_known).map(Some)
 }
 
-fn report(plan: &Plan<'_>, passes: &Passes, counted: &Counted, options: &Options) -> Batch {
+/// The passes of a whole trace; `None` where none is shared.
+///
+/// # Errors
+/// As [`passes_of_part`].
+pub fn passes_of(manifest: &Manifest, table: &StepTable, ids: &[Option<u32>]) -> Result<Option<Passes>, AnalysisError> {
+    if has_windows(manifest) { Passes::new(table, ids, manifest.passes_known) } else { Ok(None) }
+}
+
+/// Counts the unions of these passes.
+///
+/// # Errors
+/// When the routes cannot be read.
+pub fn scan(routes: &dyn RouteSource, plan: &Plan<'_>, passes: &Passes) -> Result<PassUnions, AnalysisError> {
+    plan.limits.check_sums(u64::from(passes.groups).saturating_mul(plan.layers.len() as u64))?;
+    count(routes, plan, passes)
+}
+
+/// Unions by request and by pass; `None` where no steps share a pass. What was counted before is taken as it is.
+///
+/// # Errors
+/// As [`passes_of`] and [`scan`].
+pub fn analyze(input: &Input<'_>, plan: &Plan<'_>, options: &Options) -> Result<Option<Batch>, AnalysisError> {
+    let Some(passes) = passes_of(input.manifest, plan.steps, input.passes)? else { return Ok(None) };
+    let read;
+    let unions = match input.pass_unions {
+        Some(counted) => counted,
+        None => {
+            read = scan(input.routes, plan, &passes)?;
+            &read
+        }
+    };
+    Ok(Some(report(plan, &passes, unions, options)))
+}
+
+fn report(plan: &Plan<'_>, passes: &Passes, unions: &PassUnions, options: &Options) -> Batch {
     let layers = plan.layers.len();
     let mut totals = vec![Sums::default(); layers + 1];
     let mut ratios = Ratios::new(4 * (layers + 1));
     for group in 0..passes.groups {
         let mut row = vec![Sums::default(); layers + 1];
-        for (&(_, slot), sums) in counted.sums.range((group, 0)..(group + 1, 0)) {
+        for (&(_, slot), sums) in unions.by_group.range((group, 0)..(group + 1, 0)) {
             row[slot].merge(sums);
             row[layers].merge(sums);
         }
@@ -352,10 +406,6 @@ fn report(plan: &Plan<'_>, passes: &Passes, counted: &Counted, options: &Options
         requests_histogram,
         overall: stats(layers),
         layers: plan.layers.iter().enumerate().filter_map(|(at, &layer)| Some(BatchLayer { layer, stats: stats(at)? })).collect(),
-        by_requests: counted
-            .by_requests
-            .iter()
-            .filter_map(|(&requests, sums)| Some(BatchSize { requests, stats: sums.stats()? }))
-            .collect(),
+        by_requests: unions.by_requests.iter().filter_map(|(&requests, sums)| Some(BatchSize { requests, stats: sums.stats()? })).collect(),
     }
 }

@@ -190,6 +190,8 @@ pub struct Input<'a> {
     pub trees: &'a Trees,
     /// The forward pass of each step, where it shared one; empty where none did.
     pub passes: &'a [Option<u32>],
+    /// The unions of those passes, where they were counted before; read from the routes otherwise.
+    pub pass_unions: Option<&'a batch::PassUnions>,
     /// The requests that have an entry of their own.
     pub requests: &'a [RequestEvent],
     /// Its routes.

@@ -30,6 +30,8 @@ pub struct Passes {
     pub with_prefill: u64,
     /// Number of groups.
     pub groups: u32,
+    /// Whether any two steps share a pass.
+    shared: bool,
 }
 
 impl Passes {
@@ -42,6 +44,14 @@ impl Passes {
         if ids.iter().all(Option::is_none) {
             return Ok(None);
         }
+        Ok(Some(Self::of_steps(table, ids, known)?).filter(|passes| passes.shared))
+    }
+
+    /// The same whether any pass is shared or not.
+    ///
+    /// # Errors
+    /// As [`Passes::new`].
+    pub fn of_steps(table: &StepTable, ids: &[Option<u32>], known: bool) -> Result<Self, AnalysisError> {
         let mut order = PassOrder::default();
         let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
         for (at, step) in table.steps.iter().enumerate() {
@@ -52,10 +62,8 @@ impl Passes {
                 _ => runs.push(at..at + 1),
             }
         }
-        if runs.iter().all(|run| run.len() < 2) {
-            return Ok(None);
-        }
-        let mut found = Self { of_step: vec![NONE; table.steps.len()], ..Self::default() };
+        let shared = runs.iter().any(|run| run.len() > 1);
+        let mut found = Self { of_step: vec![NONE; table.steps.len()], shared, ..Self::default() };
         let mut groups = Groups::new(table.requests.len());
         let mut firsts = Vec::new();
         for run in runs {
@@ -86,7 +94,23 @@ impl Passes {
             }
             pass.group = *number;
         }
-        Ok(Some(found))
+        Ok(found)
+    }
+
+    /// The group of the pass of the step at `at`; `None` when it is not counted.
+    pub fn group_of(&self, at: usize) -> Option<u32> {
+        self.passes.get(self.of(at)? as usize).map(|pass| pass.group)
+    }
+
+    /// By group: its first step in a pass that counts.
+    pub fn firsts(&self) -> Vec<usize> {
+        let mut firsts = vec![usize::MAX; self.groups as usize];
+        for (at, group) in (0..self.of_step.len()).filter_map(|at| Some((at, self.group_of(at)?))) {
+            if let Some(first) = firsts.get_mut(group as usize).filter(|first| **first == usize::MAX) {
+                *first = at;
+            }
+        }
+        firsts
     }
 
     /// The place of the pass of the step at `at`; `None` when it is not counted.

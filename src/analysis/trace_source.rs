@@ -97,6 +97,7 @@ impl Loaded {
             draft_probs: &self.draft_probs,
             trees: &self.trees,
             passes: &self.passes,
+            pass_unions: None,
             requests: &self.requests,
             routes: &self.routes,
             timed: Timed { times: &self.times, kernels: trace },

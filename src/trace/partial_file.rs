@@ -60,6 +60,11 @@ pub enum EntryKind {
     Unions,
     /// A step's ns of the component `name` in each routed layer, and outside them.
     Operations,
+    /// The number of a step's forward pass, where the trace has one.
+    Pass,
+    /// Unions of passes that requests share: passes, their steps, sums of the steps' unions and of the passes'. `group`: of the requests that
+    /// meet those of a step, in a layer; `requests`: of all passes of so many requests, which come first.
+    PassUnions,
     /// Windows that were left out, and of the first one step, layer, rows found and rows expected.
     LeftOut,
     /// Numbers of rows whose pairs are not counted.
@@ -67,7 +72,7 @@ pub enum EntryKind {
 }
 
 impl EntryKind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::Request,
         Self::Step,
         Self::Tree,
@@ -78,6 +83,8 @@ impl EntryKind {
         Self::Sums,
         Self::Unions,
         Self::Operations,
+        Self::Pass,
+        Self::PassUnions,
         Self::LeftOut,
         Self::WithoutPairs,
     ];
@@ -95,6 +102,8 @@ impl EntryKind {
             Self::Sums => "sums",
             Self::Unions => "unions",
             Self::Operations => "operations",
+            Self::Pass => "pass",
+            Self::PassUnions => "pass_unions",
             Self::LeftOut => "left_out",
             Self::WithoutPairs => "without_pairs",
         }

@@ -154,8 +154,8 @@ fn so_they_are_with_the_decode_steps_of_another_trace() {
         .with_input(|input| {
             let timed = Timed { times: &plain.times, kernels: &plain };
             let baseline = Some(Baseline { manifest: &plain.manifest, steps: &table, timed });
-            let Input { name, manifest, steps, draft_probs, trees, passes, requests, routes, timed, .. } = *input;
-            let input = Input { name, manifest, steps, draft_probs, trees, passes, requests, routes, timed, baseline };
+            let Input { name, manifest, steps, draft_probs, trees, passes, pass_unions, requests, routes, timed, .. } = *input;
+            let input = Input { name, manifest, steps, draft_probs, trees, passes, pass_unions, requests, routes, timed, baseline };
             analyze_input(&input, &OPTIONS, &Wanted::default())
         })
         .unwrap();

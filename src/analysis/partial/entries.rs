@@ -1,10 +1,10 @@
 //! A partial's state as the entries of its file.
 
 use super::Partial;
-use super::tree_entries;
+use super::{pass_entries, tree_entries};
 use crate::analysis::counts::{LoadCounts, RequestSums, WindowCounts};
 use crate::analysis::steps::StepRow;
-use crate::analysis::{StepTime, counts};
+use crate::analysis::{AnalysisError, StepTime, batch, counts};
 use crate::metric::report::RequestIdentity;
 use crate::trace::FinishReason;
 use crate::trace::RequestEvent;
@@ -104,14 +104,20 @@ pub(super) fn numbers(list: &[u64]) -> Vec<i64> {
 
 impl Partial {
     /// All entries; `layers` are the routed layers by slot.
-    pub(super) fn entries<'a>(&'a self, layers: &'a [u16]) -> impl Iterator<Item = Entry> + 'a {
+    ///
+    /// # Errors
+    /// When the steps contradict each other.
+    pub(super) fn entries<'a>(&'a self, layers: &'a [u16]) -> Result<impl Iterator<Item = Entry> + 'a, AnalysisError> {
+        let table = self.table()?;
+        let firsts = batch::passes_of_part(&self.manifest, &table, &self.passes)?.map(|passes| passes.firsts());
+        let pass_unions = pass_entries::unions(&self.pass_unions, &firsts.unwrap_or_default(), &self.steps, layers);
         let left_out = self.counts.irregular.first.map(|(step, layer, found, expected)| {
             let first = [u64::from(step), u64::from(layer), found as u64, expected as u64];
             Entry::new(EntryKind::LeftOut, "", numbers(&[&[self.counts.irregular.windows], &first[..]].concat()))
         });
         let without = self.without_pairs.iter().map(|&rows| i64::from(rows)).collect();
         let kept = self.counts.paths.iter().collect::<std::collections::BTreeMap<_, _>>().into_iter();
-        std::iter::once(Entry::new(EntryKind::WithoutPairs, "", without))
+        let entries = std::iter::once(Entry::new(EntryKind::WithoutPairs, "", without))
             .chain(left_out)
             .chain(self.request_entries())
             .chain(self.steps.iter().enumerate().map(|(at, step)| step_entry(step, self.times.get(at), self.draft_probs.get(at))))
@@ -134,12 +140,15 @@ impl Partial {
                     .flat_map(|(l, c)| window_entries(l, c))
             }))
             .chain(self.sum_entries())
+            .chain(pass_entries::numbers(&self.steps, &self.passes))
+            .chain(pass_unions)
             .chain(self.union_entries(layers.len()))
             .chain(
                 self.operations
                     .iter()
                     .map(|o| Entry { step_id: Some(o.step_id), ..Entry::new(EntryKind::Operations, o.component.as_str(), numbers(o.ns)) }),
-            )
+            );
+        Ok(entries)
     }
 
     fn step_id(&self, at: u32) -> Option<u32> {

@@ -1,9 +1,11 @@
 //! Partials of several traces put together into one, as if one trace held all their requests.
 
-use super::Partial;
 use super::operations::{Operation, Operations};
+use super::{Partial, pass_entries};
 use crate::analysis::AnalysisError;
+use crate::analysis::batch::{self, PassUnions};
 use crate::analysis::pass::PassCounts;
+use crate::analysis::steps::StepRow;
 use crate::analysis::trees::Trees;
 use crate::trace::Manifest;
 use crate::trace::manifest::{Instrumentation, Warning, word};
@@ -55,8 +57,9 @@ pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
         ids.dedup();
         ids
     };
-    let requests = Numbers::new(&parts.iter().map(ids_of).collect::<Vec<_>>())?;
-    let steps = Numbers::new(&parts.iter().map(|part| part.steps.iter().map(|s| s.step_id).collect()).collect::<Vec<_>>())?;
+    let of_requests = |part: &Partial| ids_of(part).into_iter().map(|id| (id, id)).collect();
+    let requests = Numbers::new(&parts.iter().map(of_requests).collect::<Vec<_>>())?;
+    let steps = Numbers::new(&parts.iter().map(of_steps).collect::<Vec<_>>())?;
     let mut whole = Partial {
         origin: first.origin.clone(),
         fingerprint: first.fingerprint,
@@ -66,6 +69,8 @@ pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
         times: Vec::new(),
         draft_probs: Vec::new(),
         trees: Trees::default(),
+        passes: Vec::new(),
+        pass_unions: PassUnions::default(),
         requests: Vec::new(),
         identities: parts
             .iter()
@@ -79,6 +84,8 @@ pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
     };
     whole.without_pairs.sort_unstable();
     whole.without_pairs.dedup();
+    // The pass of the step before, and its number among all.
+    let (mut before, mut pass) = (None, 0u32);
     // By new number: where a step comes from.
     for (new, &(_, of, at)) in steps.order.iter().enumerate() {
         let part = &parts[of];
@@ -87,6 +94,10 @@ pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
         whole.steps.push(step);
         whole.times.push(part.times.get(at).copied().unwrap_or_default());
         whole.draft_probs.push(part.draft_probs.get(at).cloned().flatten());
+        let here = part.passes.get(at).copied().flatten().map(|number| (of, number));
+        pass += u32::from(here.is_some() && here != before);
+        whole.passes.push(here.map(|_| pass));
+        before = here;
         if let Some(shape) = part.trees.get(at) {
             whole.trees.put(new, shape.clone());
         }
@@ -99,8 +110,20 @@ pub fn merge(mut parts: Vec<Partial>) -> Result<Partial, AnalysisError> {
     }
     whole.requests.sort_by_key(|event| event.request_id);
     operations(&mut whole.operations, &parts, &steps);
+    whole.pass_unions = pass_unions_of(&parts, &steps, &whole)?;
     whole.counts = counts_of(parts, &requests, &steps, &whole)?;
     Ok(whole)
+}
+
+/// The ids of a partial's steps, each with the one that it is put in order by: that of its pass's first step, so that passes stay whole.
+fn of_steps(part: &Partial) -> Vec<(u32, u32)> {
+    let mut first: Option<(u32, u32)> = None;
+    let key = |(at, step): (usize, &StepRow)| {
+        let pass = part.passes.get(at).copied().flatten();
+        first = pass.map(|pass| first.filter(|(of, _)| *of == pass).unwrap_or((pass, step.step_id)));
+        (first.map_or(step.step_id, |(_, id)| id), step.step_id)
+    };
+    part.steps.iter().enumerate().map(key).collect()
 }
 
 /// New numbers of requests or steps.
@@ -116,15 +139,16 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Of old ids by partial.
-    fn new(ids: &[Vec<u32>]) -> Result<Self, AnalysisError> {
+    /// Of old ids by partial, each behind what it is put in order by.
+    fn new(ids: &[Vec<(u32, u32)>]) -> Result<Self, AnalysisError> {
         let mut order: Vec<(u32, usize, usize)> =
-            ids.iter().enumerate().flat_map(|(of, ids)| ids.iter().enumerate().map(move |(at, &id)| (id, of, at))).collect();
+            ids.iter().enumerate().flat_map(|(of, ids)| ids.iter().enumerate().map(move |(at, &(key, _))| (key, of, at))).collect();
         if u32::try_from(order.len()).is_err() {
             return Err(AnalysisError::TooLarge { reason: format!("{} steps over all partial reports", order.len()) });
         }
         order.sort_unstable();
-        let keep = order.windows(2).all(|pair| pair[0].0 != pair[1].0);
+        order.iter_mut().for_each(|(id, of, at)| *id = ids[*of][*at].1);
+        let keep = order.windows(2).all(|pair| pair[0].0 < pair[1].0);
         let mut new: Vec<Vec<u32>> = ids.iter().map(|ids| vec![0; ids.len()]).collect();
         let mut by_id: Vec<HashMap<u32, u32>> = ids.iter().map(|ids| HashMap::with_capacity(ids.len())).collect();
         for (number, &(id, of, at)) in (0u32..).zip(&order) {
@@ -159,6 +183,21 @@ fn operations(to: &mut Operations, parts: &[Partial], steps: &Numbers) {
     for (number, operation) in all {
         to.push(Operation { step_id: steps.id_at(number as usize), ..operation });
     }
+}
+
+/// The unions of shared passes of all, by the groups of the whole.
+fn pass_unions_of(parts: &[Partial], steps: &Numbers, whole: &Partial) -> Result<PassUnions, AnalysisError> {
+    let mut unions = PassUnions::default();
+    let Some(passes) = batch::passes_of(&whole.manifest, &whole.table()?, &whole.passes)? else { return Ok(unions) };
+    for (part, new) in parts.iter().zip(&steps.new) {
+        let table = part.table()?;
+        let theirs = match batch::passes_of_part(&part.manifest, &table, &part.passes)? {
+            Some(own) => pass_entries::renumbered(&part.pass_unions, &own, &passes, new)?,
+            None => pass_entries::of_own_passes(&part.counts, &table, &passes, new),
+        };
+        unions.merge(&theirs);
+    }
+    Ok(unions)
 }
 
 /// The counts of all, by the places of requests and steps in the whole.
@@ -233,6 +272,9 @@ fn comparable(a: &Partial, b: &Partial) -> Result<(), AnalysisError> {
     }
     if (m.emulated, &m.device.kind, &m.device.name) != (n.emulated, &n.device.kind, &n.device.name) {
         return differ("devices", &m.device.label(), &n.device.label());
+    }
+    if m.passes_known != n.passes_known {
+        return differ("knowledge of shared passes", &m.passes_known, &n.passes_known);
     }
     if m.host_times != n.host_times {
         return differ("knowledge of host times", &m.host_times, &n.host_times);

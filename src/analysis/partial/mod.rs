@@ -8,11 +8,13 @@
 mod entries;
 mod merge;
 mod operations;
+mod pass_entries;
 mod read;
 #[cfg(test)]
 mod tests;
 mod tree_entries;
 
+use super::batch::{self, PassUnions};
 use super::pass::{PassCounts, Plan};
 use super::source::{RouteSlice, RouteSource};
 use super::steps::{StepRow, StepTable};
@@ -40,6 +42,9 @@ pub struct Partial {
     times: Vec<StepTime>,
     draft_probs: Vec<Option<Vec<f32>>>,
     trees: Trees,
+    /// The forward pass of each step, where it shared one.
+    passes: Vec<Option<u32>>,
+    pass_unions: PassUnions,
     requests: Vec<RequestEvent>,
     identities: BTreeMap<u32, RequestIdentity>,
     counts: PassCounts,
@@ -69,8 +74,7 @@ impl Partial {
     /// The partial of an open trace.
     ///
     /// # Errors
-    /// When the trace cannot be read or contradicts itself, and when some of its requests share forward passes: which experts those share
-    /// is known by the routes alone.
+    /// When the trace cannot be read or contradicts itself.
     pub fn of(trace: &Trace) -> Result<Self, AnalysisError> {
         let loaded = Loaded::new(trace)?;
         let mut partial = Self::of_input(&loaded.input(trace, None), loaded.identities.clone())?;
@@ -85,12 +89,10 @@ impl Partial {
 
     /// The same of a trace wherever it is from.
     pub(super) fn of_input(input: &Input<'_>, identities: HashMap<u32, RequestIdentity>) -> Result<Self, AnalysisError> {
-        if input.passes.iter().any(Option::is_some) {
-            let reason = "its requests share forward passes, and which experts those share needs the routes; report on the trace itself";
-            return Err(AnalysisError::NoPartial { reason: reason.into() });
-        }
         let table = StepTable::new(input.steps)?.with_trees(input.trees);
         let (plan, counts) = scan(input, &table)?;
+        let passes = batch::passes_of_part(input.manifest, &table, input.passes)?;
+        let pass_unions = passes.map(|passes| batch::scan(input.routes, &plan, &passes)).transpose()?.unwrap_or_default();
         let operations = Operations::of(input.timed.kernels, &table, &plan)?;
         let mut manifest = input.manifest.clone();
         manifest.tables.clear();
@@ -105,6 +107,8 @@ impl Partial {
             times: (0..input.steps.len()).map(|at| input.timed.times.get(at).copied().unwrap_or_default()).collect(),
             draft_probs: (0..input.steps.len()).map(|at| input.draft_probs.get(at).cloned().flatten()).collect(),
             trees: input.trees.clone(),
+            passes: (0..input.steps.len()).map(|at| input.passes.get(at).copied().flatten()).collect(),
+            pass_unions,
             requests: input.requests.to_vec(),
             identities: identities.into_iter().collect(),
             counts,
@@ -124,7 +128,7 @@ impl Partial {
     /// When the Parquet library fails.
     pub fn encode(&self) -> Result<Vec<u8>, AnalysisError> {
         let layers = self.layers();
-        Ok(encode(&self.name, &self.manifest, self.entries(&layers))?)
+        Ok(encode(&self.name, &self.manifest, self.entries(&layers)?)?)
     }
 
     /// The target's routed layers by slot.
@@ -151,7 +155,8 @@ impl Partial {
             steps: &self.steps,
             draft_probs: &self.draft_probs,
             trees: &self.trees,
-            passes: &[],
+            passes: &self.passes,
+            pass_unions: Some(&self.pass_unions),
             requests: &self.requests,
             routes: &NoRoutes,
             timed: Timed { times: &self.times, kernels: &self.operations },

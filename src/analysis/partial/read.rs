@@ -3,9 +3,11 @@
 
 use super::entries::{COVERAGE, COVERAGE_FRACTION, DRAFT, LISTS, ONE, PREFILL, RequestText, SCALARS, TARGET};
 use super::operations::{Operation, Operations};
-use super::{Partial, tree_entries};
+use super::{Partial, pass_entries, tree_entries};
+use crate::analysis::batch::{self, PassUnions};
 use crate::analysis::counts::{LoadCounts, RequestSums, WindowCounts};
 use crate::analysis::pass::{Irregular, PassCounts, Plan, WindowUnion};
+use crate::analysis::passes::Passes;
 use crate::analysis::steps::{StepRow, StepTable};
 use crate::analysis::trees::{Shape, Trees};
 use crate::analysis::{AnalysisError, StepTime};
@@ -26,7 +28,7 @@ impl Partial {
         let file = PartialFile::open(path)?;
         let mut tables = Tables::default();
         file.each(|entry| tables.take(entry))?;
-        let Tables { steps, times, draft_probs, trees, requests, identities, without_pairs } = tables;
+        let Tables { steps, times, draft_probs, trees, passes, requests, identities, without_pairs } = tables;
         let mut partial = Self {
             origin: path.display().to_string(),
             fingerprint: file.fingerprint(),
@@ -36,6 +38,8 @@ impl Partial {
             times,
             draft_probs,
             trees: Trees::default(),
+            passes: Vec::new(),
+            pass_unions: PassUnions::default(),
             requests,
             identities,
             counts: PassCounts::default(),
@@ -44,20 +48,25 @@ impl Partial {
         };
         let wrong = |reason: String| AnalysisError::Partial { origin: path.display().to_string(), reason };
         partial.trees = trees_of(&partial.steps, trees).map_err(wrong)?;
+        partial.passes = passes_of(&partial.steps, &passes).map_err(wrong)?;
         let table = partial.table()?;
         let plan = partial.plan(&table)?;
+        let shared = batch::passes_of_part(&partial.manifest, &table, &partial.passes)?.unwrap_or_default();
         let mut reader = Reader {
             plan: &plan,
+            passes: &shared,
+            pass_unions: PassUnions::default(),
             table: &table,
             counts: PassCounts::new(plan.layers.len()),
             operations: Operations::new(&plan.layers),
             hint: 0,
         };
         file.each(|entry| reader.take(entry))?;
-        let (mut counts, operations) = (reader.counts, reader.operations);
+        let (mut counts, operations, pass_unions) = (reader.counts, reader.operations, reader.pass_unions);
         counts.sort();
         check(&counts, &plan).map_err(wrong)?;
-        (partial.counts, partial.operations) = (counts, operations);
+        pass_entries::check(&pass_unions, &shared, plan.k, plan.experts).map_err(wrong)?;
+        (partial.counts, partial.operations, partial.pass_unions) = (counts, operations, pass_unions);
         Ok(partial)
     }
 }
@@ -70,6 +79,8 @@ struct Tables {
     draft_probs: Vec<Option<Vec<f32>>>,
     /// Parents and path by step.
     trees: BTreeMap<u32, (Vec<i16>, Option<Vec<u16>>)>,
+    /// Numbers of passes by step.
+    passes: BTreeMap<u32, u32>,
     requests: Vec<RequestEvent>,
     identities: BTreeMap<u32, crate::metric::report::RequestIdentity>,
     without_pairs: Vec<u16>,
@@ -135,6 +146,10 @@ impl Tables {
             EntryKind::Tree if entry.name == tree_entries::PATH => {
                 self.trees.entry(step_id()?).or_default().1 = Some(all(&entry.values)?);
             }
+            EntryKind::Pass => {
+                let [pass] = all(&entry.values)?[..] else { return Err("it is one number".into()) };
+                self.passes.insert(step_id()?, pass);
+            }
             // Of the model, or of a later minor version.
             _ => {}
         }
@@ -162,9 +177,21 @@ fn trees_of(steps: &[StepRow], shapes: BTreeMap<u32, (Vec<i16>, Option<Vec<u16>>
     Ok(trees)
 }
 
+fn passes_of(steps: &[StepRow], numbers: &BTreeMap<u32, u32>) -> Result<Vec<Option<u32>>, String> {
+    let mut passes = vec![None; steps.len()];
+    for (step_id, pass) in numbers {
+        let at =
+            steps.binary_search_by_key(step_id, |s| s.step_id).map_err(|_| format!("the pass of step {step_id}: there is no such step"))?;
+        passes[at] = Some(*pass);
+    }
+    Ok(passes)
+}
+
 /// Takes in what is of the model.
 struct Reader<'a> {
     plan: &'a Plan<'a>,
+    passes: &'a Passes,
+    pass_unions: PassUnions,
     table: &'a StepTable,
     counts: PassCounts,
     operations: Operations,
@@ -194,7 +221,8 @@ impl Reader<'_> {
                 self.counts.irregular = Irregular { windows, first: Some((step, layer, found as usize, expected as usize)) };
                 Ok(())
             }
-            EntryKind::Request | EntryKind::Step | EntryKind::Tree | EntryKind::WithoutPairs => Ok(()),
+            EntryKind::PassUnions => self.pass_unions(&entry),
+            EntryKind::Request | EntryKind::Step | EntryKind::Tree | EntryKind::Pass | EntryKind::WithoutPairs => Ok(()),
         }
     }
 
@@ -203,6 +231,14 @@ impl Reader<'_> {
         let id = entry.step_id.ok_or("it has no step_id")?;
         self.hint = self.table.find(id, self.hint).ok_or_else(|| format!("there is no step {id}"))?;
         u32::try_from(self.hint).map_err(|e| e.to_string())
+    }
+
+    fn pass_unions(&mut self, entry: &Entry) -> Result<(), String> {
+        let mut unions = std::mem::take(&mut self.pass_unions);
+        let (values, slot) = (counts(&entry.values)?, self.slot(entry));
+        let taken = pass_entries::take(&mut unions, self.passes, &entry.name, &values, || self.step(entry), || slot);
+        self.pass_unions = unions;
+        taken
     }
 
     fn slot(&self, entry: &Entry) -> Result<usize, String> {

@@ -2,6 +2,8 @@
 
 use super::{Partial, merge};
 use crate::analysis::cost::tests::timed;
+use crate::analysis::passes::Passes;
+use crate::analysis::steps::StepTable;
 use crate::analysis::tests::memory::{Memory, OPTIONS};
 use crate::analysis::tests::{naive, shapes};
 use crate::analysis::{AnalysisError, GroupBy, Wanted};
@@ -53,7 +55,7 @@ fn shard(trace: &Memory, keep: impl Fn(u32) -> bool) -> Memory {
         draft_probs: kept.iter().filter_map(|&at| trace.draft_probs.get(at).cloned()).collect(),
         times: kept.iter().filter_map(|&at| trace.times.get(at).copied()).collect(),
         requests: trace.requests.iter().filter(|r| keep(r.request_id)).cloned().collect(),
-        passes: Vec::new(),
+        passes: kept.iter().map(|&at| trace.passes.get(at).copied().flatten()).collect(),
         kernels: Kernels {
             step_id: operations.iter().map(|&i| k.step_id[i]).collect(),
             layer: operations.iter().map(|&i| k.layer[i]).collect(),
@@ -138,8 +140,16 @@ proptest! {
     }
 
     #[test]
-    fn so_do_shards_of_trees(trace in shapes::traces(), seed in any::<u32>()) {
-        check(&dressed(trace), &|request| (seed >> (2 * (request % 4))) % 3)?;
+    fn so_do_shards_of_trees_and_of_shared_passes(trace in shapes::traces(), known in any::<bool>(), seed in any::<u32>()) {
+        let mut trace = dressed(trace);
+        trace.manifest.passes_known = known;
+        // Requests that meet in a pass are recorded together.
+        let table = StepTable::new(&trace.steps).unwrap();
+        let passes = Passes::of_steps(&table, &trace.passes, true).unwrap();
+        let group: HashMap<u32, u32> =
+            trace.steps.iter().enumerate().filter_map(|(at, step)| Some((step.request_id, passes.group_of(at)?))).collect();
+        let group_of = |request: u32| group.get(&request).map_or(request, |group| group + 1000);
+        check(&trace, &|request| (seed >> (2 * (group_of(request) % 4))) % 3)?;
     }
 
     /// Whatever is written into an entry, the file is refused or a report comes out.
@@ -192,6 +202,28 @@ fn times_of_shards_are_those_of_the_whole() {
     check(&trace, &|_| 0).unwrap();
 }
 
+/// Two recordings whose steps, requests and passes have the same numbers, and one in which nobody met anybody.
+#[test]
+fn passes_stay_whole_where_steps_are_numbered_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut parts = Vec::new();
+    for number in 0..3 {
+        let mut trace = shapes::batches();
+        trace.manifest.started_unix_ns += number;
+        if number == 2 {
+            trace.passes.clear();
+        }
+        parts.push(partial(dir.path(), &number.to_string(), &trace).unwrap());
+    }
+    let report = merge(parts).unwrap().report(None, &OPTIONS, &wanted(None)).unwrap();
+    let batch = report.batch.unwrap();
+    assert_eq!((batch.passes, &batch.requests_histogram[..]), (8, &[0, 4, 4][..]));
+    // Twice the unions of the worked example, {0,1,2,3} {0,1,4,5} together 6 and twice {0,1,2,3} together 4, and four times 4.
+    let layer = &batch.layers[0].stats;
+    assert_eq!((layer.passes, layer.pass_union_mean, layer.sharing_ratio), (8, (6.0 + 4.0 + 6.0 + 4.0 + 16.0) / 8.0, 48.0 / 36.0));
+    assert_eq!(batch.by_requests.iter().map(|s| (s.requests, s.stats.passes)).collect::<Vec<_>>(), [(1, 8), (2, 8)]);
+}
+
 #[test]
 fn requests_of_one_number_are_different_requests() {
     let dir = tempfile::tempdir().unwrap();
@@ -238,10 +270,8 @@ fn what_cannot_be_put_together_is_told() {
     assert!(spaces.contains("id spaces") && spaces.contains("first has") && spaces.contains("other has"), "{spaces}");
     assert!(other(&|t| t.manifest.window_completeness = crate::trace::manifest::WindowCompleteness::AcceptedOnly).contains("completeness"));
     assert!(other(&|t| t.manifest.device.name = "x".into()).contains("devices"));
-    // Passes of several requests have no partial, ranks none of a partial.
-    let mut shared = trace.clone();
-    shared.passes = vec![Some(0)];
-    assert!(partial(dir.path(), "shared", &shared).unwrap_err().to_string().contains("share forward passes"));
+    assert!(other(&|t| t.manifest.passes_known = !t.manifest.passes_known).contains("shared passes"));
+    // Of a partial there are no ranks.
     let parallel = crate::analysis::Parallel { ranks: 2, placement: crate::analysis::parallel::placement::Choice::Contiguous };
     let ranks = Wanted { parallel: Some(parallel), ..Wanted::default() };
     assert!(first.report(None, &OPTIONS, &ranks).unwrap_err().to_string().contains("need the routes"));

@@ -102,6 +102,7 @@ impl Memory {
             draft_probs: &self.draft_probs,
             trees: &trees,
             passes: &self.passes,
+            pass_unions: None,
             requests: &self.requests,
             routes: self,
             timed: Timed { times: &self.times, kernels: self },

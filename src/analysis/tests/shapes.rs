@@ -353,7 +353,7 @@ fn kept_rows_that_nobody_told_are_null() {
 }
 
 /// Four requests of two layers; 0 and 1 share passes, and 2 and 3 do.
-fn batches() -> Memory {
+pub fn batches() -> Memory {
     let mut trace = Memory::new(&[1, 4], 12, 2);
     for (request, far) in [(0, 2), (1, 4), (2, 2), (3, 2)] {
         let window = |far: u16| vec![vec![0, 1], vec![far, far + 1]];
