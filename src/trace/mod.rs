@@ -15,6 +15,7 @@ pub mod event;
 mod expert_pages;
 pub mod expert_set;
 pub mod foreign;
+pub mod input_file;
 pub mod kernel;
 mod kernel_columns;
 pub mod kernel_table;
