@@ -4,6 +4,7 @@ use super::Input;
 use super::overlap::MAX_PAIR_ROWS;
 use super::pass::{PassCounts, Plan};
 use crate::metric::advice::Advice;
+use crate::metric::counted_plain;
 use crate::metric::report::Report;
 use crate::trace::manifest::{IdSpace, Verification, Warning, WindowCompleteness};
 
@@ -84,8 +85,8 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
     }
     if let Some((step, layer, found, expected)) = counts.irregular.first {
         let message = format!(
-            "{} windows left out because their rows are not those of their step; the first: step {step}, layer {layer} has {found} of {expected} rows",
-            counts.irregular.windows
+            "{} left out because their rows are not those of their step; the first: step {step}, layer {layer} has {found} of {expected} rows",
+            counted_plain(counts.irregular.windows, "window")
         );
         warn("irregular_windows", message);
     }
@@ -115,7 +116,10 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         if fewest < FEW_WINDOWS {
             warn(
                 "few_windows",
-                format!("{fewest} windows in the least covered layer: p99 needs {FEW_WINDOWS} to differ from the largest value"),
+                format!(
+                    "{} in the least covered layer: p99 needs {FEW_WINDOWS} to differ from the largest value",
+                    counted_plain(fewest, "window")
+                ),
             );
         }
         if stats.union.as_ref().is_some_and(|u| u.ci95.is_none()) {

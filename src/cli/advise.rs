@@ -3,7 +3,8 @@
 use super::calibrate::cost_table;
 use super::exit::Failure;
 use super::report::analysis_failure;
-use super::traces;
+use super::text_or_json::TextOrJson;
+use super::traces::{self, Kind};
 use super::ui::{Output, Ui};
 use crate::analysis::{self, AnalysisError, Options, Wanted};
 use crate::report::{TextOptions, advice};
@@ -44,9 +45,8 @@ pub struct Args {
     /// Show every request and tag instead of the slowest few
     #[arg(long)]
     all: bool,
-    /// JSON instead of text
-    #[arg(long, help_heading = "Output")]
-    json: bool,
+    #[command(flatten)]
+    shape: TextOrJson,
     /// Write to a file instead of stdout (`-`)
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
@@ -59,10 +59,10 @@ fn share(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let path = traces::one(&args.trace)?;
+    let path = traces::one(&args.trace, Kind::Traces, ui)?;
     let output = Output::open(args.output.as_deref())?.not_inside(&path)?;
     let trace = Trace::open(&path)?;
-    let baseline_path = args.baseline.as_deref().map(traces::one).transpose()?;
+    let baseline_path = args.baseline.as_deref().map(|path| traces::one(path, Kind::Traces, ui)).transpose()?;
     let baseline = baseline_path.as_deref().map(Trace::open).transpose()?;
     let costs = args.costs.as_deref().map(cost_table).transpose()?;
     if let (Some(table), Some(path)) = (&costs, &args.costs) {
@@ -72,7 +72,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let report = analysis::analyze_wanted(&trace, baseline.as_ref(), &Options::default(), &wanted).map_err(|e| {
         analysis_failure(baseline_path.as_deref().filter(|_| matches!(e, AnalysisError::Baseline { .. })).unwrap_or(&path), e)
     })?;
-    let rendered = if args.json {
+    let rendered = if args.shape.json() {
         advice::json(&report).map_err(|e| Failure::Environment(format!("cannot write the advice as JSON: {e}")))?
     } else {
         let terminal = matches!(output, Output::Stdout);

@@ -1,9 +1,11 @@
 //! `specprof calibrate`: what a pass costs on this machine, by its rows and its union.
 
-use super::exit::Failure;
+use super::exit::{Failure, read_failure};
 use super::interrupt;
+use super::lists;
 use super::record::Backend;
 use super::run_args::{Quant, open_model};
+use super::text_or_json::TextOrJson;
 use super::ui::{Output, Ui};
 use crate::analysis;
 use crate::engine::EngineError;
@@ -13,7 +15,7 @@ use crate::record::calibrate::{self, Grid};
 use crate::record::{RecordError, model_shape, why_no_cuda};
 use crate::report::TextOptions;
 use crate::report::costs::{self, Slopes};
-use std::fs::File;
+use crate::trace::input_file;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -52,12 +54,12 @@ pub struct Args {
     /// What runs the model
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t = Backend::Auto)]
     backend: Backend,
-    /// Rows of passes; a decode pass (1 row) is always measured
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
-    rows: Vec<u16>,
+    /// Rows of passes, numbers and ranges such as 1,2,4 or 1-8; a decode pass (1 row) is always measured
+    #[arg(long, value_name = "LIST", num_args = 1.., default_value = "1,2,4,8", value_parser = |text: &str| List::parse(text, MAX_ROWS))]
+    rows: Vec<List>,
     /// Distinct experts a layer, where a pass of so many rows can have them [default: five from the least to the most]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
-    unions: Vec<u16>,
+    #[arg(long, value_name = "LIST", num_args = 1.., value_parser = |text: &str| List::parse(text, u16::MAX))]
+    unions: Vec<List>,
     /// Tokens in the caches before each pass
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     context: u32,
@@ -70,12 +72,25 @@ pub struct Args {
     /// Seed of tokens, experts and order
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// JSON instead of text
-    #[arg(long, help_heading = "Output")]
-    json: bool,
+    #[command(flatten)]
+    shape: TextOrJson,
     /// Write to a file instead of stdout (`-`)
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
+}
+
+/// A list of numbers; several words are one.
+#[derive(Debug, Clone)]
+struct List(Vec<u16>);
+
+impl List {
+    fn parse(text: &str, most: u16) -> Result<Self, String> {
+        lists::numbers(text, most).map(Self)
+    }
+
+    fn all(lists: &[Self]) -> Vec<u16> {
+        lists.iter().flat_map(|list| list.0.iter().copied()).collect()
+    }
 }
 
 /// Runs the command.
@@ -95,8 +110,8 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         return Err(Failure::Input(format!("--context {}: the model has room for {most} tokens before a window", args.context)));
     }
     let grid = Grid {
-        rows: args.rows.clone(),
-        unions: args.unions.clone(),
+        rows: List::all(&args.rows),
+        unions: List::all(&args.unions),
         context_len: args.context,
         repeats: args.repeats,
         seed: args.seed,
@@ -118,11 +133,13 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     });
     bar.finish_and_clear();
     let failure = |error| match error {
-        RecordError::Engine(EngineError::Device(reason)) => Failure::Environment(format!("--backend cuda: {reason}")),
+        RecordError::Engine(EngineError::Device(reason)) if args.backend.kind() == BackendKind::Cuda => {
+            Failure::Environment(format!("--backend cuda: {reason}"))
+        }
         other => other.into(),
     };
     let Some(table) = measured.map_err(failure)? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
-    let rendered = if args.json {
+    let rendered = if args.shape.json() {
         costs::table_json(&table).map_err(|e| Failure::Environment(format!("cannot write the table as JSON: {e}")))?
     } else {
         let slopes = analysis::cost_slopes(&table).map(|(per_expert, per_row, r2)| Slopes { per_expert, per_row, r2 });
@@ -142,10 +159,10 @@ pub(super) fn cost_table(path: &Path) -> Result<CostTable, Failure> {
     let named = |text: String| format!("{}: {text}", path.display());
     let unreadable = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::InvalidData => Failure::Corrupt(named("is no text, which a cost table is".into())),
-        _ => Failure::Input(named(format!("cannot read: {e}"))),
+        _ => read_failure(path, &e),
     };
     let mut text = String::new();
-    File::open(path).and_then(|file| file.take(MAX_TABLE_BYTES + 1).read_to_string(&mut text)).map_err(unreadable)?;
+    input_file::open(path).and_then(|file| file.take(MAX_TABLE_BYTES + 1).read_to_string(&mut text)).map_err(unreadable)?;
     if text.len() as u64 > MAX_TABLE_BYTES {
         return Err(Failure::Corrupt(named(format!("is larger than {MAX_TABLE_BYTES} bytes, which no cost table is"))));
     }

@@ -1,6 +1,6 @@
 //! `specprof diff`.
 
-use super::exit::{Failure, one_line};
+use super::exit::{Failure, one_line, read_failure};
 use super::traces;
 use super::ui::{Output, Ui};
 use crate::analysis::AnalysisError;
@@ -72,6 +72,9 @@ pub struct Args {
     /// How to show the comparison
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text, help_heading = "Output")]
     format: Format,
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format", help_heading = "Output")]
+    json: bool,
     /// Write to a file instead of stdout (`-`)
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
@@ -110,7 +113,8 @@ fn parse_margin(text: &str) -> Result<f64, String> {
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let rules = args.rules()?;
     let output = Output::open(args.output.as_deref())?;
-    let (base, candidate) = (traces::one(&args.base)?, traces::one(&args.candidate)?);
+    let one = |path: &Path| traces::one(path, traces::Kind::TracesAndReports, ui);
+    let (base, candidate) = (one(&args.base)?, one(&args.candidate)?);
     let output = output.not_inside(&base)?.not_inside(&candidate)?.not_over(&base)?.not_over(&candidate)?;
     let base = Side::open(&base).map_err(source_failure)?;
     let candidate = Side::open(&candidate).map_err(source_failure)?;
@@ -122,7 +126,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     })?;
     let rendered = args.render(&comparison, matches!(output, Output::Stdout), ui)?;
     output.finish(ui, &rendered)?;
-    if args.format == Format::Github {
+    if args.shape() == Format::Github {
         summarise(&comparison, ui)?;
     }
     let failed: Vec<String> = comparison.gates.iter().filter(|g| g.status == Status::Failed).map(|g| g.rule.to_string()).collect();
@@ -138,9 +142,7 @@ impl Args {
     fn rules(&self) -> Result<Rules, Failure> {
         let mut rules = match &self.rules {
             Some(path) => rules::read(path).map_err(|error| match error {
-                RulesError::Io { ref source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                    Failure::Environment(error.to_string())
-                }
+                RulesError::Io { path, source } => read_failure(&path, &source),
                 error => Failure::Input(one_line(&error.to_string())),
             })?,
             None => Rules::default(),
@@ -158,8 +160,12 @@ impl Args {
         Ok(rules)
     }
 
+    fn shape(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
+
     fn render(&self, comparison: &Comparison, terminal: bool, ui: &Ui) -> Result<String, Failure> {
-        Ok(match self.format {
+        Ok(match self.shape() {
             Format::Text => {
                 // A file has no terminal behind it: plain width, no colour.
                 let (width, color) = if terminal { (ui.width(), ui.color()) } else { (100, false) };
@@ -193,7 +199,7 @@ fn source_failure(error: SourceError) -> Failure {
     match error {
         SourceError::Trace(error) => Failure::from(error),
         SourceError::Missing { .. } | SourceError::Several { .. } | SourceError::Partial { .. } => Failure::Input(text),
-        SourceError::Io { .. } => Failure::Environment(text),
+        SourceError::Io { path, source } => read_failure(&path, &source),
         SourceError::Analysis { source: AnalysisError::Frame { .. }, .. } => Failure::Environment(text),
         SourceError::Analysis { .. } => Failure::Corrupt(format!("{text}; `specprof inspect --check` tells more")),
         SourceError::Report { .. } | SourceError::Version { .. } => Failure::Corrupt(text),

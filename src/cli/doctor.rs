@@ -4,6 +4,7 @@ mod checks;
 mod probe;
 
 use super::exit::Failure;
+use super::text_or_json::TextOrJson;
 use super::ui::{Output, Ui};
 use crate::report::wrap::paragraph;
 use probe::Probe;
@@ -21,9 +22,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Print JSON instead of text
-    #[arg(long, help_heading = "Output")]
-    json: bool,
+    #[command(flatten)]
+    shape: TextOrJson,
     /// Write to a file instead of stdout (`-`)
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
@@ -90,7 +90,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let output = Output::open(args.output.as_deref())?;
     let checks = checks(Duration::from_secs(args.timeout));
     let doctor = Doctor { schema: "specprof.doctor/1", version: env!("CARGO_PKG_VERSION"), backend: "cpu", checks };
-    if args.json {
+    if args.shape.json() {
         let json = serde_json::to_string_pretty(&doctor).map_err(|e| Failure::Environment(e.to_string()))?;
         return output.finish(ui, &format!("{json}\n"));
     }

@@ -2,6 +2,8 @@
 
 use crate::engine::EngineError;
 use crate::trace::TraceError;
+use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Done; for `diff` and `--check`: nothing failed.
@@ -65,6 +67,8 @@ impl From<TraceError> for Failure {
         match error {
             TraceError::NotATrace { .. } | TraceError::Exists { .. } | TraceError::Event { .. } => Self::Input(text),
             TraceError::Corrupt { .. } | TraceError::Version { .. } => Self::Corrupt(text),
+            // A place where no folder can be made is a wrong one.
+            TraceError::Io { action: "create the directory", source, .. } if is_argument(source.kind()) => Self::Input(text),
             TraceError::Io { .. } => Self::Environment(text),
         }
     }
@@ -75,6 +79,18 @@ impl From<EngineError> for Failure {
         let text = one_line(&error.to_string());
         if error.is_environment() { Self::Environment(text) } else { Self::Input(text) }
     }
+}
+
+/// A file of the command line that cannot be read: what is not there or is no file is a wrong argument, what the machine refuses is not.
+pub(super) fn read_failure(path: &Path, error: &io::Error) -> Failure {
+    let text = format!("{}: cannot read: {}", path.display(), one_line(&error.to_string()));
+    if is_argument(error.kind()) { Failure::Input(text) } else { Failure::Environment(text) }
+}
+
+/// Whether an error of reading is the argument's rather than the machine's.
+pub(super) fn is_argument(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound};
+    matches!(kind, NotFound | NotADirectory | IsADirectory | InvalidInput | InvalidFilename)
 }
 
 /// One line, whatever a library put into its message.

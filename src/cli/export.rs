@@ -2,9 +2,10 @@
 
 use super::calibrate::cost_table;
 use super::exit::Failure;
-use super::traces;
+use super::traces::{self, Kind};
 use super::ui::{Output, Streamed, Ui};
 use crate::export::{ExportError, jsonl, perfetto};
+use crate::metric::counted_plain;
 use crate::report::costs;
 use crate::trace::Trace;
 use std::ops::RangeInclusive;
@@ -59,7 +60,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.format == Format::Sps {
         return step_rates(args, ui);
     }
-    let path = traces::one(&args.trace)?;
+    let path = traces::one(&args.trace, Kind::Traces, ui)?;
     let output = Output::open(args.output.as_deref())?.not_inside(&path)?;
     let trace = Trace::open(&path)?;
     let mut note = None;
@@ -72,7 +73,12 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         Ok(())
     })?;
     if let Some(written) = note {
-        ui.detail(&format!("{} steps, {} events, {} bytes", written.steps, written.events, written.bytes));
+        ui.detail(&format!(
+            "{}, {}, {}",
+            counted_plain(written.steps, "step"),
+            counted_plain(written.events, "event"),
+            counted_plain(written.bytes, "byte")
+        ));
         if written.bytes > LARGE {
             let megabytes = written.bytes / 1_000_000;
             ui.warn(&format!("a timeline of {megabytes} MB is slow to open; --steps 0..=999 writes the first thousand steps"));

@@ -3,6 +3,7 @@
 use super::exit::{Failure, one_line};
 use super::ui::Ui;
 use crate::import::{self, DataKind, ForeignModel, Head, ImportError, Importer, LayerAxis, Options};
+use crate::metric::counted_plain;
 use crate::trace::Manifest;
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ fn long_help() -> String {
     format!(
         "Examples:
   specprof import vllm response.json -o traces/vllm --model-config config.json
-  specprof import npy routed_experts.npz -o traces/npy --layers moe-only --first-dense 1 --experts 64
+  specprof import npy routed_experts.npz -o traces/npy --experts 64 \\
+      --layers moe-only --first-dense 1
   specprof import moe_routes.jsonl -o traces/log --experts 60
   specprof import expert_distribution_recorder_1.pt -o traces/sglang
   specprof import nsys profile.sqlite --into traces/sglang
@@ -205,12 +207,9 @@ fn summary(manifest: &Manifest, format: &str, out: &Path) -> String {
     };
     let kernels = match rows("kernels") {
         0 => String::new(),
-        n => format!(" and {n} kernels"),
+        n => format!(" and {}", counted_plain(n, "kernel")),
     };
-    let counted = |table: &str, noun: &str| match rows(table) {
-        1 => format!("1 {noun}"),
-        n => format!("{n} {noun}s"),
-    };
+    let counted = |table: &str, noun: &str| counted_plain(rows(table), noun);
     // Rows of whole batches are not of one request each.
     let batches = manifest.warnings.iter().any(|w| matches!(w.code.as_str(), "passes_of_batches" | "batch_forwards"));
     let requests = if batches { "rows of unknown requests".to_owned() } else { counted("requests", "request") };

@@ -1,9 +1,10 @@
 //! `specprof inspect`: what a trace holds, and whether it keeps the format's rules.
 
 use super::exit::Failure;
-use super::traces;
+use super::text_or_json::TextOrJson;
+use super::traces::{self, Kind};
 use super::ui::{Output, Ui};
-use crate::metric::Unit;
+use crate::metric::{Unit, counted_plain};
 use crate::report::wrap::paragraph;
 use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::manifest::Warning;
@@ -31,9 +32,8 @@ pub struct Args {
     /// Verify the trace; exit 1 when a check fails
     #[arg(long)]
     check: bool,
-    /// Print JSON
-    #[arg(long, help_heading = "Output")]
-    json: bool,
+    #[command(flatten)]
+    shape: TextOrJson,
     /// Where to write to; `-` is stdout
     #[arg(short, long, value_name = "FILE", default_value = "-", help_heading = "Output")]
     output: PathBuf,
@@ -75,7 +75,7 @@ struct Totals {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    let path = traces::one(&args.trace)?;
+    let path = traces::one(&args.trace, Kind::Traces, ui)?;
     let output = Output::open(Some(&args.output))?.not_inside(&path)?;
     let trace = Trace::open(&path)?;
     let tables = trace.tables();
@@ -93,7 +93,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         relaxed,
         checks,
     };
-    let text = if args.json {
+    let text = if args.shape.json() {
         let json = serde_json::to_string_pretty(&inspection).map_err(|e| Failure::Input(format!("cannot render JSON: {e}")))?;
         format!("{json}\n")
     } else {
@@ -166,8 +166,8 @@ impl Inspection<'_> {
         fact(
             "shape",
             format!(
-                "{} layers, {} of them routed; {} of {} experts per token and {} shared; hidden {}, expert {}",
-                model.layers,
+                "{}, {} of them routed; {} of {} experts per token and {} shared; hidden {}, expert {}",
+                counted_plain(model.layers, "layer"),
                 model.moe_layers.len(),
                 if model.experts_per_token == 0 { "unknown".to_owned() } else { model.experts_per_token.to_string() },
                 model.experts_words(),
@@ -208,7 +208,7 @@ impl Inspection<'_> {
         }
         fact("steps", format!("{}: {} prefill, {} decode, {} verify", t.steps, t.prefill_steps, t.decode_steps, t.verify_steps));
         let range = t.lowest_token.zip(t.highest_token).map_or(String::new(), |(low, high)| format!(", ids {low} to {high}"));
-        fact("tokens", format!("{} emitted in {} requests{range}", Unit::Count.show(t.tokens_emitted as f64), t.requests));
+        fact("tokens", format!("{} emitted in {}{range}", Unit::Count.show(t.tokens_emitted as f64), counted_plain(t.requests, "request")));
         let ended = t.finished.iter().map(|(how, n)| format!("{n} {how}")).collect::<Vec<_>>().join(", ");
         fact("ended by", if ended.is_empty() { "none has ended".into() } else { ended });
         fact("token hash", m.token_hash.clone().unwrap_or_else(|| "none".into()));
@@ -216,7 +216,11 @@ impl Inspection<'_> {
         if waits.writer_waits > 0 {
             fact(
                 "writer",
-                format!("the engine waited {} times for it, {:.1} ms in all", waits.writer_waits, waits.writer_wait_ns as f64 / 1e6),
+                format!(
+                    "the engine waited {} for it, {:.1} ms in all",
+                    counted_plain(waits.writer_waits, "time"),
+                    waits.writer_wait_ns as f64 / 1e6
+                ),
             );
         }
         let _ = writeln!(out, "\n{:<12}{:>8}{:>14}{:>12}", "table", "parts", "rows", "size");

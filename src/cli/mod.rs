@@ -12,11 +12,13 @@ mod golden;
 mod import;
 mod inspect;
 mod interrupt;
+mod lists;
 mod model;
 mod record;
 mod report;
 mod run_args;
 mod sweep;
+mod text_or_json;
 mod traces;
 mod ui;
 

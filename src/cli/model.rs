@@ -5,7 +5,9 @@ mod render;
 mod summary;
 
 use super::exit::Failure;
+use super::lists;
 use super::run_args::{Quant, synthetic};
+use super::text_or_json::TextOrJson;
 use super::ui::Ui;
 use crate::engine::cuda::CudaSides;
 use crate::engine::presets::{PRESETS, Preset};
@@ -43,9 +45,8 @@ pub struct Args {
     /// Rows of a verify step to forecast: numbers and ranges, such as 2-6,9
     #[arg(long, value_name = "LIST", default_value = "2-6,8,9", value_parser = parse_rows)]
     rows: Rows,
-    /// Write JSON instead of tables
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shape: TextOrJson,
     /// The target, when MODEL is a DSpark drafter's checkpoint
     #[arg(long, value_name = "DIR|demo")]
     target: Option<PathBuf>,
@@ -80,7 +81,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     }
     if let Some(target) = &args.target {
         let drafter = drafter::Summary::of(&DsparkCheckpoint::open(&args.model, &open(target)?.config)?);
-        return match args.json {
+        return match args.shape.json() {
             true => ui.result(&json(&drafter)?),
             false => ui.result(&drafter.text(ui.width(), ui.color())),
         };
@@ -91,7 +92,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         (None, Some(preset)) => Summary::of_preset(&preset, args.context as usize, &args.rows.0)?,
         (None, None) => Summary::of_checkpoint(&open(&args.model)?, args.context as usize, &args.rows.0),
     };
-    if args.json { ui.result(&json(&summary)?) } else { ui.result(&render::text(&summary, ui.width(), ui.color())) }
+    if args.shape.json() { ui.result(&json(&summary)?) } else { ui.result(&render::text(&summary, ui.width(), ui.color())) }
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
@@ -123,7 +124,7 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
             dspark::golden::compare(&DsparkCheckpoint::open(&args.model, &target.config)?, &target, file)?
         }
     };
-    super::golden::show(&report, file, args.json, ui)
+    super::golden::show(&report, file, args.shape.json(), ui)
 }
 
 /// Opens a checkpoint; a name that is neither folder nor preset is told what names there are.
@@ -142,26 +143,10 @@ fn open(name: &Path) -> Result<Checkpoint, Failure> {
 struct Rows(Vec<usize>);
 
 /// More rows than any drafter proposes; keeps the table readable.
-const MAX_ROWS: usize = 512;
+const MAX_ROWS: u16 = 512;
 
 fn parse_rows(text: &str) -> Result<Rows, String> {
-    let number = |s: &str| match s.trim().parse::<usize>() {
-        Ok(n) if (1..=MAX_ROWS).contains(&n) => Ok(n),
-        _ => Err(format!("{s:?} is not a number from 1 to {MAX_ROWS}")),
-    };
-    let mut rows = Vec::new();
-    for part in text.split(',') {
-        match part.split_once('-') {
-            Some((first, last)) => {
-                let (first, last) = (number(first)?, number(last)?);
-                if first > last {
-                    return Err(format!("{part:?} runs backwards"));
-                }
-                rows.extend(first..=last);
-            }
-            None => rows.push(number(part)?),
-        }
-    }
+    let mut rows: Vec<usize> = lists::numbers(text, MAX_ROWS)?.into_iter().map(usize::from).collect();
     rows.sort_unstable();
     rows.dedup();
     Ok(Rows(rows))

@@ -1,12 +1,13 @@
 //! `specprof record`: arguments to a plan, a plan to a trace.
 
-use super::exit::Failure;
+use super::exit::{Failure, read_failure};
 use super::interrupt::stop_flag;
 use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
 use crate::engine::cuda::is_of_cupti;
 use crate::engine::drafter::MAX_DRAFT_LEN;
 use crate::engine::{DsparkCheckpoint, EngineError};
+use crate::metric::counted_plain;
 use crate::record::{
     BackendKind, CuptiUse, Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError, why_no_cuda,
 };
@@ -171,6 +172,9 @@ impl Args {
         if self.temperature == 0.0 && (self.run.top_p < 1.0 || self.run.top_k > 0) {
             notes.push("--top-p and --top-k have no effect at temperature 0, which is greedy".to_owned());
         }
+        if self.draft == Draft::None && self.draft_len.is_some() {
+            notes.push("--draft-len has no effect with --draft none: there are no drafts".to_owned());
+        }
         if self.draft == Draft::None && self.run.baseline_steps > 0 {
             notes.push("--baseline-steps has no effect with --draft none: every step is a plain decode step".to_owned());
         }
@@ -270,7 +274,11 @@ fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
         if steps == 0 {
             return Err(Failure::Interrupted("interrupted before the first step; nothing was recorded".into()));
         }
-        return Err(Failure::Interrupted(format!("interrupted; {} has the {steps} steps so far and is marked incomplete", dir.display())));
+        return Err(Failure::Interrupted(format!(
+            "interrupted; {} has the {} so far and is marked incomplete",
+            dir.display(),
+            counted_plain(steps, "step")
+        )));
     }
     ui.note(&format!("{}: {}", summary(recording), dir.display()));
     self_check(&recording.manifest, dir).map_or(Ok(()), |difference| Err(Failure::Check(difference)))
@@ -294,8 +302,12 @@ pub(super) fn summary(recording: &Recording) -> String {
     let t = recording.totals;
     let per_step = t.tokens_per_step().map(|tau| format!(", {tau:.2} tokens per verify step")).unwrap_or_default();
     format!(
-        "recorded {} requests in {} steps ({} verify, {} decode), {} tokens{per_step}",
-        t.requests, t.steps, t.verify_steps, t.decode_steps, t.tokens
+        "recorded {} in {} ({} verify, {} decode), {}{per_step}",
+        counted_plain(t.requests, "request"),
+        counted_plain(t.steps, "step"),
+        t.verify_steps,
+        t.decode_steps,
+        counted_plain(t.tokens, "token")
     )
 }
 
@@ -324,9 +336,7 @@ impl From<RecordError> for Failure {
         match error {
             RecordError::Engine(e) => e.into(),
             RecordError::Trace(e) => e.into(),
-            RecordError::Workload(WorkloadError::Io { ref source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                Self::Environment(error.to_string())
-            }
+            RecordError::Workload(WorkloadError::Io { path, source }) => read_failure(&path, &source),
             other => Self::Input(super::exit::one_line(&other.to_string())),
         }
     }

@@ -1,15 +1,15 @@
 //! `specprof report`.
 
-use super::exit::Failure;
-use super::traces;
+use super::exit::{Failure, read_failure};
+use super::traces::{self, Kind};
 use super::ui::{Output, Ui};
 use crate::analysis::parallel::placement::{Choice, File};
 use crate::analysis::partial::{self, Partial};
 use crate::analysis::{self, AnalysisError, GroupBy, Options, Parallel, Wanted, parallel};
 use crate::metric::Report;
 use crate::report::{TextOptions, html, json, markdown, side_by_side, text};
-use crate::trace::Trace;
 use crate::trace::partial_file::PartialFile;
+use crate::trace::{Trace, input_file};
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -164,7 +164,10 @@ impl Args {
         let placement = match self.placement.to_str() {
             Some("contiguous") => Choice::Contiguous,
             Some("round-robin") => Choice::RoundRobin,
-            _ => Choice::File(File::read(&self.placement).map_err(|e| analysis_failure(&self.placement, e))?),
+            _ => {
+                let file = input_file::open(&self.placement).map_err(|e| read_failure(&self.placement, &e))?;
+                Choice::File(File::read(&self.placement, file).map_err(|e| analysis_failure(&self.placement, e))?)
+            }
         };
         Ok(Wanted { by: self.by.clone(), parallel: self.ep.map(|ranks| Parallel { ranks, placement }), ..Wanted::default() })
     }
@@ -200,7 +203,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.table.is_some() && args.format != Format::Csv {
         return Err(Failure::Input("--table goes with --format csv; the other formats have every table".into()));
     }
-    let paths = traces::several(&args.traces)?;
+    let paths = traces::several(&args.traces, Kind::TracesAndPartials, ui)?;
     if args.partial {
         return write_partial(args, &paths, ui);
     }
@@ -227,7 +230,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         placement_out = placement_out.map(|out| out.not_inside(trace)).transpose()?;
     }
     let wanted = args.wanted()?;
-    let baseline_path = args.baseline.as_deref().map(traces::one).transpose()?;
+    let baseline_path = args.baseline.as_deref().map(|path| traces::one(path, Kind::Traces, ui)).transpose()?;
     let baseline = baseline_path.as_deref().map(Trace::open).transpose()?;
     let mut reports = Vec::with_capacity(paths.len());
     let mut balanced = None;

@@ -1,10 +1,11 @@
 //! `specprof sweep`: a grid of recordings, one comparison at the end.
 
-use super::exit::Failure;
+use super::exit::{Failure, is_argument};
 use super::interrupt::stop_flag;
 use super::record::record_with_progress;
 use super::report::analysis_failure;
 use super::run_args::{Draft, RunArgs};
+use super::text_or_json::TextOrJson;
 use super::ui::{Output, Ui};
 use crate::analysis::{self, Options as AnalysisOptions, Wanted};
 use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
@@ -61,9 +62,8 @@ pub struct Args {
     #[arg(long, help_heading = "Recording")]
     force: bool,
 
-    /// JSON instead of text
-    #[arg(long, help_heading = "Output")]
-    json: bool,
+    #[command(flatten)]
+    shape: TextOrJson,
     /// Write the comparison to a file instead of stdout (`-`)
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
@@ -134,7 +134,11 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         .iter()
         .map(|cell| Ok(Plan::with_drafter(&checkpoint, drafter.as_ref(), &cell.prompts(&prompts), cell.options(&args.run.options()))?))
         .collect::<Result<Vec<_>, Failure>>()?;
-    std::fs::create_dir_all(&args.out).map_err(|e| Failure::Environment(format!("{}: cannot create: {e}", args.out.display())))?;
+    std::fs::create_dir_all(&args.out).map_err(|e| {
+        let text = format!("{}: cannot create: {e}", args.out.display());
+        let wrong = is_argument(e.kind()) || e.kind() == std::io::ErrorKind::AlreadyExists;
+        if wrong { Failure::Input(text) } else { Failure::Environment(text) }
+    })?;
     record_missing(args, &cells, &plans, ui)?;
 
     let all = |model_only: bool| -> Result<Vec<Report>, Failure> {
@@ -150,7 +154,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         if known(&model) > known(&measured) { model } else { measured }
     };
     let comparison = Sweep { schema: SCHEMA.to_owned(), model: checkpoint.name.clone(), cells: found };
-    let rendered = if args.json {
+    let rendered = if args.shape.json() {
         let text = serde_json::to_string_pretty(&comparison);
         text.map_err(|e| Failure::Environment(format!("cannot write the comparison as JSON: {e}")))? + "\n"
     } else {

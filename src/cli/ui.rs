@@ -1,7 +1,7 @@
 //! The terminal: the only file that prints. stdout is the result, stderr is everything else.
 
 use super::exit::Failure;
-use crate::trace::temporaries::{self, Making};
+use crate::trace::temporaries::{self, Kind, Making};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -211,11 +211,16 @@ impl Output {
         }
         // Through a link the file that it points to is replaced, not the link.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let name = path.file_name().ok_or_else(|| Failure::Input(format!("{}: not a file name", path.display())))?;
-        let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+        if path.file_name().is_none() {
+            return Err(Failure::Input(format!("{}: not a file name", path.display())));
+        }
+        temporaries::remove_leftovers(&path, Kind::File);
+        let temporary = temporaries::place(&path, Kind::File);
         // Created anew, so that nothing that lies there under this name is written to.
         let _ = std::fs::remove_file(&temporary);
         let file = File::options().write(true).create_new(true).open(&temporary).map_err(|e| output_failure(&path, &e))?;
+        // Tells processes of other machines that somebody writes it; where there are no locks, nobody is told.
+        let _ = file.try_lock();
         let making = temporaries::making(&temporary);
         Ok(Self::File { file, temporary, path, _making: making })
     }
@@ -309,9 +314,17 @@ fn special_failure(path: &Path, error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe { Failure::BrokenPipe } else { output_failure(path, error) }
 }
 
+/// A folder that is not there is a wrong argument, as a file that is not there; what the machine refuses is not.
 fn output_failure(path: &Path, error: &io::Error) -> Failure {
-    let text = format!("{}: cannot write: {error}", path.display());
-    if error.kind() == io::ErrorKind::NotFound { Failure::Input(text) } else { Failure::Environment(text) }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            Failure::Input(format!("{}: cannot write: there is no folder {}; make it first", path.display(), folder.display()))
+        }
+        io::ErrorKind::NotADirectory => Failure::Input(format!("{}: cannot write: {} is no folder", path.display(), folder.display())),
+        io::ErrorKind::InvalidFilename => Failure::Input(format!("{}: cannot write: {error}", path.display())),
+        _ => Failure::Environment(format!("{}: cannot write: {error}", path.display())),
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 
 use super::kind::Kind;
 use super::rule::Rule;
-use std::fs::File;
+use crate::trace::input_file;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -90,7 +90,7 @@ pub fn kinds(list: &str) -> Result<Vec<Kind>, String> {
 pub fn read(path: &Path) -> Result<Rules, RulesError> {
     let io = |source| RulesError::Io { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    File::open(path).map_err(io)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+    input_file::open(path).map_err(io)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
     let wrong = |line: usize, reason: String| RulesError::Line { path: path.to_owned(), line, reason };
     if bytes.len() as u64 > MAX_BYTES {
         return Err(wrong(1, "too large for a file of rules".into()));

@@ -5,9 +5,8 @@ use crate::analysis::request_totals::{RequestTotals, request_totals};
 use crate::analysis::{AnalysisError, Options, analyze_trace};
 use crate::metric::Report;
 use crate::metric::report::SCHEMA;
-use crate::trace::{Trace, TraceError};
+use crate::trace::{Trace, TraceError, input_file};
 use serde_json::Value;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -116,7 +115,7 @@ pub fn read_report(path: &Path) -> Result<Report, SourceError> {
     let io = |source| SourceError::Io { path: path.to_owned(), source };
     let wrong = |reason: String| SourceError::Report { path: path.to_owned(), reason };
     let mut bytes = Vec::new();
-    File::open(path).map_err(io)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+    input_file::open(path).map_err(io)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(wrong("too large for a report".into()));
     }

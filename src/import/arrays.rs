@@ -6,9 +6,9 @@ use super::profile::Profile;
 use super::rows::{self, IdArray, Survey};
 use super::zip::Archive;
 use super::{DataKind, Flag, Head, ImportError, Importer, LayerAxis, Options, Sink, flags};
+use crate::trace::expert_set::MAX_EXPERTS;
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
-use crate::trace::{FinishReason, Phase, StepRoutes};
-use std::fs::File;
+use crate::trace::{FinishReason, Phase, StepRoutes, input_file};
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -119,7 +119,7 @@ impl<'a> Array<'a> {
     fn of_archive(path: &Path, options: &Options) -> Result<(Option<usize>, Header, Vec<u32>), ImportError> {
         let wrong = |reason: String| ImportError::input(path, reason);
         let io = ImportError::io(path);
-        let mut archive = Archive::open(BufReader::new(File::open(path).map_err(&io)?)).map_err(&io)?;
+        let mut archive = Archive::open(BufReader::new(input_file::open_regular(path).map_err(&io)?)).map_err(&io)?;
         let names: Vec<String> = archive.members().iter().map(|m| m.name.strip_suffix(".npy").unwrap_or(&m.name).to_owned()).collect();
         let index_of = |wanted: &[&str]| names.iter().position(|name| wanted.contains(&name.as_str()));
         let mut header = |index: usize| -> Result<Header, ImportError> {
@@ -169,7 +169,7 @@ impl<'a> Array<'a> {
     /// Hands over pieces with the axes `[w t, l, last]`: whole windows, or rows.
     fn pieces(&self, mut take: impl FnMut(IdArray) -> Result<(), ImportError>) -> Result<(), ImportError> {
         let io = ImportError::io(self.path);
-        let file = BufReader::with_capacity(1 << 20, File::open(self.path).map_err(&io)?);
+        let file = BufReader::with_capacity(1 << 20, input_file::open_regular(self.path).map_err(&io)?);
         let mut reader: Box<dyn Read> = match self.member {
             Some(index) => {
                 let mut archive = Archive::open(file).map_err(&io)?;
@@ -363,9 +363,19 @@ fn counts(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
     if options.known_experts().is_some_and(|e| usize::from(e) != experts) {
         return Err(array.wrong(format!("{experts} counts a layer, --experts or the model's configuration says another number")));
     }
+    if options.known_k().is_some_and(|k| usize::from(k) == experts && k > 1) {
+        return Err(
+            array.wrong(format!("{experts} numbers a layer, as many as a token has experts, are ids and no counts; leave --kind out"))
+        );
+    }
     let mut sums = vec![0u64; layers * experts];
+    // Whoever says how many experts there are has said that the columns are they.
+    let mut doubt = options.known_experts().is_none().then(IdsAsCounts::default);
     array.pieces(|piece| {
         for row in 0..piece.rows {
+            if let Some(doubt) = &mut doubt {
+                doubt.add(piece.row(row), experts);
+            }
             for (at, (sum, &n)) in sums.iter_mut().zip(piece.row(row)).enumerate() {
                 let more = u64::try_from(n).ok().and_then(|n| sum.checked_add(n));
                 let place = || format!("entry {} of the layers, expert {}: a count of {n}", at / experts, at % experts);
@@ -374,6 +384,13 @@ fn counts(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
         }
         Ok(())
     })?;
+    if doubt.is_some_and(|doubt| doubt.is_certain()) {
+        let reason = format!(
+            "these are ids, not counts: every row has {experts} different numbers, none of a count's size, and layers of one row have different \
+             sums; leave --kind out, or give --experts {experts} if they are counts of so many experts"
+        );
+        return Err(array.wrong(reason));
+    }
     if sums.iter().all(|&n| n == 0) {
         return Err(ImportError::empty(array.path, "all counts are 0: nothing was recorded"));
     }
@@ -384,6 +401,43 @@ fn counts(array: &Array<'_>, options: &Options, sink: &mut Sink) -> Result<(), I
         sink.counts(array.path, number, layer)?;
     }
     Ok(())
+}
+
+/// Fewer rows than this may have different numbers by chance.
+const FEWEST_ROWS: usize = 4;
+
+/// Whether what is said to be counts are ids: those of a row differ and are below the most experts that there are. Counts of one pass
+/// have the same sum in every layer, k a token, and are equal here and there, most of all to 0.
+#[derive(Debug, Default)]
+struct IdsAsCounts {
+    rows: usize,
+    /// A row has a number twice, or one that is no id.
+    not_ids: bool,
+    /// Layers of one row have different sums.
+    sums_differ: bool,
+}
+
+impl IdsAsCounts {
+    /// `row`: `[layers, experts]` numbers.
+    fn add(&mut self, row: &[i32], experts: usize) {
+        if self.not_ids || experts > MAX_EXPERTS {
+            self.not_ids = true;
+            return;
+        }
+        let mut sum = None;
+        // A layer without a router has one number in every place, in both.
+        for layer in row.chunks(experts.max(1)).filter(|layer| layer.iter().any(|n| *n != layer[0])) {
+            self.rows += 1;
+            let distinct = |(i, n): (usize, &i32)| (0..MAX_EXPERTS as i32).contains(n) && !layer[..i].contains(n);
+            self.not_ids |= !layer.iter().enumerate().all(distinct);
+            let of = layer.iter().map(|&n| i64::from(n)).sum::<i64>();
+            self.sums_differ |= *sum.get_or_insert(of) != of;
+        }
+    }
+
+    fn is_certain(&self) -> bool {
+        self.rows >= FEWEST_ROWS && !self.not_ids && self.sums_differ
+    }
 }
 
 fn name_of(path: &Path) -> String {

@@ -2,10 +2,11 @@
 
 use super::place::{check_free, place};
 pub use super::source::{Source, step, unknown_tokens};
-use super::{ImportError, Options};
+use super::{Flag, ImportError, Options, flags};
+use crate::metric::counted_plain;
 use crate::trace::expert_set::MAX_EXPERTS;
 use crate::trace::manifest::{Manifest, Warning, WindowCompleteness};
-use crate::trace::temporaries::{self, Making};
+use crate::trace::temporaries::{self, Kind, Making};
 use crate::trace::writer::{Ending, WriterOptions};
 use crate::trace::{
     FREE_LIST_VALUES, FinishReason, KernelEvent, Module, Phase, Probe, RequestEvent, StepEvent, TelemetrySample, Trace, TraceError,
@@ -20,6 +21,8 @@ use std::time::Duration;
 const QUEUE: usize = 64;
 /// So many times as many rows as a trace may have are written before the import gives up.
 const MOST_UNVOUCHED: u64 = 32;
+/// The warning's code where k is not known.
+const K_UNKNOWN: &str = "experts_per_token_unknown";
 const NEVER: Duration = Duration::from_secs(1 << 32);
 
 /// Rows of one kind that were left out: how many, and the sentence around the number.
@@ -59,6 +62,10 @@ pub struct Sink {
     /// Input tokens of all steps, and what takes room in the files: expert ids and operations.
     tokens: u64,
     vouched: u64,
+    /// As many rows are believed of any input.
+    free_rows: u64,
+    /// The options that the importer takes, for the way out of what is not known.
+    takes: &'static [Flag],
     ending: Ending,
 }
 
@@ -69,8 +76,11 @@ impl Sink {
     /// [`TraceError::Exists`] when something is there, with `force` [`TraceError::NotATrace`] when that is more than a trace.
     pub fn create(out: &Path, options: &Options) -> Result<Self, ImportError> {
         check_free(out, options.force || options.into.is_some())?;
-        let name = out.file_name().ok_or_else(|| ImportError::input(out, "not a name for a trace; give another -o"))?;
-        let temporary = out.with_file_name(format!(".{}.{}.importing", name.to_string_lossy(), std::process::id()));
+        if out.file_name().is_none() {
+            return Err(ImportError::input(out, "not a name for a trace; give another -o"));
+        }
+        temporaries::remove_leftovers(out, Kind::Trace);
+        let temporary = temporaries::place(out, Kind::Trace);
         Ok(Self {
             out: out.to_owned(),
             _making: temporaries::making(&temporary),
@@ -93,8 +103,17 @@ impl Sink {
             counted: 0,
             tokens: 0,
             vouched: 0,
+            free_rows: FREE_LIST_VALUES,
+            takes: flags::COUNTS,
             ending: Ending::Complete,
         })
+    }
+
+    /// The same for an importer that takes these options, which warnings may name.
+    #[must_use]
+    pub fn taking(mut self, takes: &'static [Flag]) -> Self {
+        self.takes = takes;
+        self
     }
 
     /// Whether [`Sink::begin`] was called.
@@ -192,7 +211,7 @@ impl Sink {
         self.tokens = self.tokens.saturating_add(step.input_tokens.len() as u64);
         self.vouched = self.vouched.saturating_add(step.routes.ids.len() as u64);
         // Rows are announced by small numbers: nothing goes on for hours that cannot be read in the end.
-        if self.tokens / MOST_UNVOUCHED > FREE_LIST_VALUES.max(self.vouched) {
+        if self.tokens / MOST_UNVOUCHED > self.free_rows.max(self.vouched) {
             return Err(self.too_many_rows());
         }
         self.largest_id = self.largest_id.max(step.routes.ids.iter().max().copied());
@@ -303,7 +322,7 @@ impl Sink {
         }
     }
 
-    /// Counts rows that are left out. The warning says `N rows WHAT`.
+    /// Counts rows that are left out. The warning says `N rows WHAT`, or `1 row WHAT`.
     pub fn leave_out(&mut self, code: &'static str, rows: u64, what: &str) {
         if rows > 0 {
             self.left_out.entry(code).or_insert_with(|| LeftOut { rows: 0, what: what.to_owned() }).rows += rows;
@@ -321,6 +340,27 @@ impl Sink {
         ImportError::input(&self.out, reason)
     }
 
+    /// Reads what was written where that may be more than its bytes can stand for.
+    ///
+    /// # Errors
+    /// What failed: of an input of nothing but rows, that there are too many.
+    fn read_back(&self) -> Result<(), ImportError> {
+        if self.tokens <= self.free_rows {
+            return Ok(());
+        }
+        match Trace::open(&self.temporary).and_then(|trace| trace.steps_with_details()) {
+            Ok(_) => Ok(()),
+            Err(TraceError::Corrupt { path, reason }) => {
+                let part = path.strip_prefix(&self.temporary).unwrap_or(&path).display();
+                let rows = self.tokens;
+                let reason =
+                    format!("no trace can be made of this: what was written of its {rows} rows cannot be read again: {part}: {reason}");
+                Err(ImportError::input(&self.out, reason))
+            }
+            Err(other) => Err(other.into()),
+        }
+    }
+
     fn writer(&mut self) -> Result<&mut TraceWriter, ImportError> {
         self.writer.as_mut().ok_or_else(|| TraceError::Event { what: "an event before the trace's beginning".into() }.into())
     }
@@ -332,7 +372,7 @@ impl Sink {
     pub fn finish(mut self) -> Result<Manifest, ImportError> {
         let (seen, draft_seen) = (std::mem::take(&mut self.layers), std::mem::take(&mut self.draft_layers));
         let mut warnings = std::mem::take(&mut self.warnings);
-        warnings.extend(self.left_out.iter().map(|(code, l)| Warning::new(code, format!("{} rows {}", l.rows, l.what))));
+        warnings.extend(self.left_out.iter().map(|(code, l)| Warning::new(code, format!("{} {}", counted_plain(l.rows, "row"), l.what))));
         let (largest, known_layers) = (self.largest_id, self.options.known_layers());
         let Some(mut writer) = self.writer.take() else {
             return Err(ImportError::empty(&self.out, "nothing to import in the inputs"));
@@ -379,18 +419,18 @@ impl Sink {
         } else {
             facts.irregular_steps = 0;
         }
-        if facts.model.experts_per_token == 0 {
-            let message = "how many experts a token has is not known; import with --k or --model-config";
-            replace(&mut facts.warnings, Warning::new("experts_per_token_unknown", message));
+        // Lines that were exported may say it already, and of the files that they were made of.
+        if facts.model.experts_per_token == 0 && !facts.warnings.iter().any(|w| w.code == K_UNKNOWN) {
+            let ways: Vec<_> = [Flag::K, Flag::ModelConfig].into_iter().filter(|flag| self.takes.contains(flag)).map(Flag::name).collect();
+            let way = if ways.is_empty() { "the input does not say it".into() } else { format!("import with {}", ways.join(" or ")) };
+            facts.warnings.push(Warning::new(K_UNKNOWN, format!("how many experts a token has is not known: {way}")));
         }
         // What is written must be read again.
         if let Some(fault) = manifest_fault(facts) {
             return Err(ImportError::input(&self.out, format!("no trace can be made of this: {fault}")));
         }
         let manifest = writer.finish(self.ending.clone())?;
-        if self.tokens > FREE_LIST_VALUES && Trace::open(&self.temporary)?.steps_with_details().is_err() {
-            return Err(self.too_many_rows());
-        }
+        self.read_back()?;
         // The import may have taken long.
         check_free(&self.out, self.options.force || self.options.into.is_some())?;
         place(&self.temporary, &self.out)?;
@@ -411,5 +451,70 @@ impl Drop for Sink {
         if self.temporary.is_dir() {
             let _ = fs::remove_dir_all(&self.temporary);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Synth;
+
+    fn sink(dir: &Path, free_rows: u64) -> Sink {
+        let mut sink = Sink::create(&dir.join("t"), &Options::default()).unwrap();
+        sink.begin(Path::new("input"), &Source { drafter: "none".into(), ..Source::default() }).unwrap();
+        sink.free_rows = free_rows;
+        sink
+    }
+
+    #[test]
+    fn rows_without_anything_in_them_end_an_import() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = sink(dir.path(), 10);
+        let request = sink.request_id();
+        let mut add = |rows: usize| sink.step(step(request, Phase::Prefill, unknown_tokens(rows)));
+        // 32 times as many as are believed, and 32 times what routes vouch for.
+        add(32 * 10 + 31).unwrap();
+        let error = add(1).unwrap_err().to_string();
+        assert!(error.contains("it has 352 rows, and hardly any of them has a token or routes"), "{error}");
+        drop(sink);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_read_back_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = sink(dir.path(), 10);
+        let written = Synth { verify_steps: 2, ..Synth::default() }.write(&dir.path().join("other")).unwrap();
+        // Without a step it leaves no folder.
+        drop(sink.writer.take());
+        fs::rename(dir.path().join("other"), &sink.temporary).unwrap();
+        sink.tokens = 11;
+        sink.read_back().unwrap();
+        let part = &written.tables["steps"][0].path;
+        let whole = fs::read(sink.temporary.join(part)).unwrap();
+        fs::write(sink.temporary.join(part), &whole[..whole.len() / 2]).unwrap();
+        let error = sink.read_back().unwrap_err().to_string();
+        assert!(error.contains("of its 11 rows cannot be read again") && error.contains(part.as_str()), "{error}");
+        assert!(!error.contains("hardly any"), "{error}");
+        // What the machine refuses is not the input's fault.
+        fs::remove_dir_all(&sink.temporary).unwrap();
+        assert!(matches!(sink.read_back().unwrap_err(), ImportError::Trace(_)));
+        sink.tokens = 10;
+        sink.read_back().unwrap();
+    }
+
+    #[test]
+    fn the_way_out_of_an_unknown_k_is_one_that_the_importer_takes() {
+        let message = |takes: &'static [Flag]| {
+            let dir = tempfile::tempdir().unwrap();
+            let mut sink = sink(dir.path(), 10).taking(takes);
+            let request = sink.request_id();
+            sink.step(step(request, Phase::Prefill, unknown_tokens(1))).unwrap();
+            let warnings = sink.finish().unwrap().warnings;
+            warnings.into_iter().find(|w| w.code == K_UNKNOWN).unwrap().message
+        };
+        assert!(message(flags::COUNTS).ends_with("import with --k or --model-config"));
+        assert!(message(flags::PROFILE).ends_with("import with --model-config"));
+        assert!(!message(flags::LINES).contains("--"));
     }
 }

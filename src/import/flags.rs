@@ -143,17 +143,32 @@ pub fn check(path: &Path, what: &str, takes: &[Flag], options: &Options) -> Resu
     Ok(())
 }
 
-/// The options of each format, one line a format, as the help shows them. A word that stands for several kinds of files takes
+/// Columns of a help page.
+const COLUMNS: usize = 100;
+
+/// The options of each format, a line a format or two, as the help shows them. A word that stands for several kinds of files takes
 /// what any of them takes.
 pub fn table() -> String {
     let mut names: Vec<_> = importers().iter().map(|i| i.name()).collect();
     names.dedup();
     let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
-    let of = |name: &str| {
+    let mut table = String::new();
+    for name in names {
         let taken = |flag: &Flag| importers().iter().any(|i| i.name() == name && i.takes().contains(flag));
-        Flag::ALL.into_iter().filter(taken).map(Flag::name).collect::<Vec<_>>().join(" ")
-    };
-    names.iter().map(|name| format!("  {name:width$}  {}\n", of(name))).collect()
+        let mut line = format!("  {name:width$} ");
+        for flag in Flag::ALL.into_iter().filter(taken).map(Flag::name) {
+            if line.len() + 1 + flag.len() > COLUMNS {
+                table.push_str(&line);
+                table.push('\n');
+                line = " ".repeat(width + 3);
+            }
+            line.push(' ');
+            line.push_str(flag);
+        }
+        table.push_str(&line);
+        table.push('\n');
+    }
+    table
 }
 
 #[cfg(test)]
@@ -204,7 +219,8 @@ mod tests {
     #[test]
     fn every_format_has_a_line() {
         let table = table();
-        assert_eq!(table.lines().count(), 11);
+        assert_eq!(table.lines().filter(|line| !line.starts_with("   ")).count(), 11);
+        assert!(table.lines().all(|line| line.len() <= COLUMNS && !line.ends_with(' ')), "{table}");
         assert!(table.contains("  jsonl       --id-space\n") && table.contains("  nsys        --model-config --device\n"), "{table}");
     }
 }

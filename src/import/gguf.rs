@@ -1,5 +1,6 @@
 //! The directory of a GGUF file, and its float tensors: as much as an importance matrix needs.
 
+use crate::trace::input_file;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -113,7 +114,7 @@ impl Gguf {
     /// # Errors
     /// When it is not a GGUF file of version 2 or 3, or is cut off.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        let file = input_file::open_regular(path)?;
         let len = file.metadata()?.len();
         let mut reader = Bounded { file: BufReader::with_capacity(1 << 16, file), at: 0, len };
         if reader.take(4)? != MAGIC {

@@ -2,8 +2,8 @@
 
 use super::ImportError;
 pub use super::json_values::{MAX_VALUE_BYTES, json_values};
+use crate::trace::input_file;
 use flate2::read::MultiGzDecoder;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const KEPT_BYTES: usize = 16 << 20;
 /// When it cannot be read.
 pub fn open(path: &Path) -> Result<Box<dyn BufRead>, ImportError> {
     let io = ImportError::io(path);
-    let mut file = File::open(path).map_err(&io)?;
+    let mut file = input_file::open_regular(path).map_err(&io)?;
     let mut magic = [0; 2];
     let gzip = match file.read_exact(&mut magic) {
         Ok(()) => magic == GZIP,

@@ -18,10 +18,10 @@ pub fn manifest(header: &Value, options: &Options) -> Result<Manifest, String> {
     let base = serde_json::to_value(source.manifest(options, options.known_experts())).map_err(|e| e.to_string())?;
     let (Value::Object(mut base), Some(header)) = (base, header.as_object()) else { return Err("the header is not an object".into()) };
     let model = header.get("model").and_then(Value::as_object).ok_or("the header has no `model`")?;
-    // Counts alone may be of nobody knows how many rows.
-    let counts = header.get("window_completeness").and_then(Value::as_str) == Some("counts");
+    // Counts alone may be of nobody knows how many rows; a profile of kernels has no routes at all.
+    let without_routes = matches!(header.get("window_completeness").and_then(Value::as_str), Some("counts" | "none"));
     for key in ["experts", "experts_per_token", "moe_layers"] {
-        if model.get(key).is_none_or(Value::is_null) && !(counts && key == "experts_per_token") {
+        if model.get(key).is_none_or(Value::is_null) && !(without_routes && key == "experts_per_token") {
             return Err(format!("the header's `model` has no `{key}`"));
         }
     }
@@ -33,7 +33,7 @@ pub fn manifest(header: &Value, options: &Options) -> Result<Manifest, String> {
     }
     let mut facts: Manifest = serde_json::from_value(Value::Object(base)).map_err(|e| format!("header: {e}"))?;
     let model = &facts.model;
-    if model.experts_per_token == 0 && !counts || model.experts_per_token > model.experts || model.experts == u16::MAX {
+    if model.experts_per_token == 0 && !without_routes || model.experts_per_token > model.experts || model.experts == u16::MAX {
         return Err(format!("the header's model has {} experts per token of {}", model.experts_per_token, model.experts));
     }
     if !model.moe_layers.is_sorted_by(|a, b| a < b) || model.moe_layers.last() == Some(&u16::MAX) {

@@ -137,7 +137,7 @@ pub fn import(importer: &dyn Importer, inputs: &[PathBuf], out: &Path, options: 
     if let Some(path) = inputs.first() {
         flags::check(path, importer.name(), importer.takes(), options)?;
     }
-    let mut sink = Sink::create(out, options)?;
+    let mut sink = Sink::create(out, options)?.taking(importer.takes());
     importer.import(inputs, options, &mut sink).map_err(|error| match (error, inputs.first()) {
         // An event that contradicts the trace comes from the input.
         (ImportError::Trace(TraceError::Event { what }), Some(path)) => ImportError::input(path, format!("cannot import {what}")),

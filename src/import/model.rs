@@ -1,8 +1,8 @@
 //! The model's shape from the `config.json` that its checkpoint has, of whatever architecture.
 
 use super::ImportError;
+use crate::trace::input_file;
 use serde_json::{Map, Value};
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -46,7 +46,7 @@ impl ForeignModel {
     pub fn read(path: &Path) -> Result<Self, ImportError> {
         let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
         let mut json = Vec::new();
-        File::open(&file).and_then(|f| f.take(MAX_BYTES + 1).read_to_end(&mut json)).map_err(ImportError::io(&file))?;
+        input_file::open(&file).and_then(|f| f.take(MAX_BYTES + 1).read_to_end(&mut json)).map_err(ImportError::io(&file))?;
         if json.len() as u64 > MAX_BYTES {
             return Err(ImportError::input(&file, "too large for a model's configuration"));
         }

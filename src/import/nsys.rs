@@ -55,7 +55,8 @@ impl Importer for Nsys {
                     "a report of Nsight Systems itself, which only its exporter reads: nsys export --type=sqlite FILE".into(),
                 ));
             }
-            if Head::read(path).is_ok_and(|h| !h.directory && !h.starts_with(b"SQLite format 3\0")) {
+            let head = Head::read(path)?;
+            if !head.directory && !head.starts_with(b"SQLite format 3\0") {
                 return Err(wrong(
                     "not a SQLite database, or what an interrupted export left behind; run nsys export --type=sqlite again".into(),
                 ));

@@ -5,6 +5,7 @@ use super::profile_passes::{Pass, Passes, Placed, passes};
 use super::recorder::name_of;
 use super::timeline::Timeline;
 use super::{ImportError, Options, Sink, flags};
+use crate::metric::counted_plain;
 use crate::trace::manifest::{BATCHED_PASSES, Manifest};
 use crate::trace::{Component, FinishReason, KernelEvent, Module, Phase, RequestEvent, StepEvent, StepRoutes, Steps, Trace, step_routes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,7 +69,10 @@ fn report(found: &Passes, timeline: &Timeline, into: bool, sink: &mut Sink) {
         let ns = found.loose.iter().filter_map(|k| k.event(timeline)).map(|e| e.end.saturating_sub(e.begin).max(0));
         let us = ns.fold(0i64, i64::saturating_add) / 1000;
         let where_to = if into { "" } else { "; they stand in a step of their own, the last, which is no pass" };
-        sink.warn("no_range", format!("{} kernels ({us} us) are in no pass of the target: (no range){where_to}", found.loose.len()));
+        sink.warn(
+            "no_range",
+            format!("{} ({us} us) in no pass of the target: (no range){where_to}", counted_plain(found.loose.len(), "kernel")),
+        );
     }
     if found.without_layers > 0 && timeline.graphs.is_empty() {
         let message = format!(
@@ -311,7 +315,10 @@ fn tie(
         ));
     }
     if unmatched > 0 {
-        sink.warn("passes_unmatched", format!("{unmatched} passes of the profile are no steps of the trace: their kernels were left out"));
+        sink.warn(
+            "passes_unmatched",
+            format!("{} of the profile without a step of the trace: their kernels were left out", counted_plain(unmatched, "pass")),
+        );
     }
     Ok((by_step, shared))
 }

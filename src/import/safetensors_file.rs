@@ -2,6 +2,7 @@
 
 use super::npy::Dtype;
 use super::trtllm::dtype;
+use crate::trace::input_file;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -36,7 +37,7 @@ impl TensorFile {
     /// # Errors
     /// A sentence, when it is not such a file or is cut off.
     pub fn open(path: &Path) -> Result<Self, String> {
-        let mut file = File::open(path).map_err(|e| format!("cannot read: {e}"))?;
+        let mut file = input_file::open_regular(path).map_err(|e| format!("cannot read: {e}"))?;
         let bytes = file.metadata().map_err(|e| format!("cannot read: {e}"))?.len();
         let mut len = [0; 8];
         file.read_exact(&mut len).map_err(|_| "too short for a safetensors file")?;

@@ -8,6 +8,7 @@ use super::events::{self, Source};
 use super::plan::Plan;
 use super::rows::{self, IdArray, Survey};
 use super::{ImportError, LayerAxis, Options, Sink};
+use crate::metric::counted_plain;
 use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::manifest::{IdSpace, WindowCompleteness};
 use crate::trace::{FinishReason, Phase, StepRoutes};
@@ -203,10 +204,16 @@ impl<'a> Run<'a> {
             return Err(ImportError::empty(self.path, what));
         }
         if self.captured_nothing > 0 {
-            self.sink.warn("requests_not_captured", format!("{} requests left out: all their ids are padding", self.captured_nothing));
+            self.sink.warn(
+                "requests_not_captured",
+                format!("{} left out: all their ids are padding", counted_plain(self.captured_nothing, "request")),
+            );
         }
         if self.without_anything > 0 {
-            self.sink.warn("requests_without_routes", format!("{} requests left out: no expert ids and no steps", self.without_anything));
+            self.sink.warn(
+                "requests_without_routes",
+                format!("{} left out: no expert ids and no steps", counted_plain(self.without_anything, "request")),
+            );
         }
         if self.loose_rows > 0 {
             let vllm = "; vLLM says it with --per-request-spec-decode-metrics detailed";

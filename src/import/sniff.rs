@@ -1,7 +1,7 @@
 //! What kind of file it is, by how it begins.
 
 use super::{ImportError, Importer, importers};
-use std::fs::File;
+use crate::trace::input_file;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ impl Head {
             return Ok(Self { path: path.to_owned(), directory: true, bytes: Vec::new() });
         }
         let mut bytes = Vec::new();
-        File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut bytes)).map_err(&io)?;
+        input_file::open_regular(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut bytes)).map_err(&io)?;
         Ok(Self { path: path.to_owned(), directory: false, bytes })
     }
 

@@ -4,6 +4,7 @@ use super::ImportError;
 use super::npy::Dtype;
 use super::pickle::{Element, Pickle, Tensor};
 use super::zip::Archive;
+use crate::trace::input_file;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -82,7 +83,7 @@ impl TorchFile {
     pub fn open(path: &Path) -> Result<Self, ImportError> {
         let wrong = |reason: String| ImportError::input(path, reason);
         let io = ImportError::io(path);
-        let file = File::open(path).map_err(&io)?;
+        let file = input_file::open_regular(path).map_err(&io)?;
         let bytes = file.metadata().map_err(&io)?.len();
         let mut archive = Archive::open(BufReader::new(file)).map_err(|e| wrong(e.to_string()))?;
         // All members stand below one folder; its name is free.

@@ -15,4 +15,4 @@ pub mod unit;
 
 pub use registry::{Better, METRICS, Metric, Noise, find};
 pub use report::{Interval, Report, SCHEMA};
-pub use unit::Unit;
+pub use unit::{Unit, counted_plain};

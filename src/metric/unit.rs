@@ -104,6 +104,17 @@ fn grouped(value: f64) -> String {
     text
 }
 
+/// So many of a thing, in plain digits, as messages have them: `1 row`, `2 rows`, `3 passes`.
+pub fn counted_plain(n: impl TryInto<u64>, noun: &str) -> String {
+    let n = n.try_into().unwrap_or(u64::MAX);
+    let plural = match noun {
+        _ if n == 1 => "",
+        noun if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{n} {noun}{plural}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

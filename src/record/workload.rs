@@ -91,9 +91,9 @@ pub fn read(path: &Path) -> Result<Vec<Prompt>, WorkloadError> {
     let failed = |source| WorkloadError::Io { path: path.to_owned(), source };
     // A pipe is fine, a device without an end is not: what is read is bounded either way.
     let mut bytes = Vec::new();
-    std::fs::File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    crate::trace::input_file::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(failed)?;
     if bytes.len() as u64 > MAX_FILE {
-        return Err(failed(std::io::Error::other(format!("more than {MAX_FILE} bytes; split it"))));
+        return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("more than {MAX_FILE} bytes; split it"))));
     }
     parse(&bytes, path)
 }

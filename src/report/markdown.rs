@@ -2,24 +2,23 @@
 
 use super::table::{csv, escape_markdown, markdown};
 use super::tables;
-use crate::metric::Unit;
+use super::words::counted;
 use crate::metric::report::Report;
 
 /// The report as Markdown: the run in a line, then every table that has rows.
 pub fn render(report: &Report) -> String {
     let (run, totals) = (&report.run, &report.totals);
-    let count = |n: u64| Unit::Count.show(n as f64);
     let mut out = format!("# {}\n\n", escape_markdown(&run.name));
     let emulated = if run.emulated { ", emulated" } else { "" };
     let drafts = run.drafter.draft_len.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
     let model = format!(
-        "{}, drafter {} with {drafts} drafts, on {}{emulated}: {} requests, {} verify steps, {} tokens.",
+        "{}, drafter {} with {drafts} drafts, on {}{emulated}: {}, {}, {}.",
         run.model.name,
         run.drafter.label(),
         run.device.label(),
-        count(totals.requests),
-        count(totals.verify_steps),
-        count(totals.tokens_emitted)
+        counted(totals.requests, "request"),
+        counted(totals.verify_steps, "verify step"),
+        counted(totals.tokens_emitted, "token")
     );
     out.push_str(&escape_markdown(&model));
     out.push_str("\n\n");

@@ -14,6 +14,7 @@ pub mod error;
 pub mod event;
 pub mod expert_set;
 pub mod foreign;
+pub mod input_file;
 pub mod kernel;
 mod kernel_columns;
 pub mod kernel_table;

@@ -6,6 +6,7 @@ use super::passes::PassOrder;
 use super::schema::col;
 use super::step_table::Steps;
 use super::{Component, ExpertSet, Manifest, Module, Phase, RequestEvent, TelemetrySample, Trace, TraceError, token_hash};
+use crate::metric::counted_plain;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,7 +98,7 @@ fn first(steps: &Steps, mut broken: impl FnMut(usize) -> Option<String>) -> Opti
 
 fn check_steps(v: &mut Validation, steps: &Steps) {
     // The reader refuses steps out of order.
-    v.add("step_order", None, format!("{} steps in ascending order", steps.len()));
+    v.add("step_order", None, format!("{} in ascending order", counted_plain(steps.len(), "step")));
     let broken = first(steps, |i| {
         let (rows, accepted, tokens) = (steps.rows[i], steps.accepted[i], steps.input_tokens.get(i).len());
         let phase_rows = match steps.phase[i] {
@@ -139,7 +140,11 @@ fn check_steps(v: &mut Validation, steps: &Steps) {
         (emitted > most || (emitted == 0 && steps.phase[i] != Phase::Prefill))
             .then(|| format!("{emitted} tokens emitted, {most} are possible"))
     });
-    v.add("step_emitted", broken, format!("{} tokens, at most accepted drafts + 1 a step", steps.emitted_tokens.values().len()));
+    v.add(
+        "step_emitted",
+        broken,
+        format!("{}, at most accepted drafts + 1 a step", counted_plain(steps.emitted_tokens.values().len(), "token")),
+    );
     let broken = first(steps, |i| {
         let before = i.checked_sub(1).map_or(i64::MIN, |b| steps.host_begin_ns[b]);
         (steps.host_end_ns[i] < steps.host_begin_ns[i]
@@ -156,7 +161,7 @@ fn check_requests(v: &mut Validation, steps: &Steps, requests: &[RequestEvent], 
     let broken = requests.iter().enumerate().find_map(|(row, request)| {
         by_id.insert(request.request_id, row).map(|_| format!("requests, row {row}: request {} is there twice", request.request_id))
     });
-    v.add("request_ids", broken, format!("{} requests", requests.len()));
+    v.add("request_ids", broken, counted_plain(requests.len(), "request"));
     let known = |id: u32| by_id.contains_key(&id);
     // Of an incomplete trace, requests that had not ended are not there yet.
     let broken = if manifest.complete {
@@ -248,7 +253,11 @@ fn check_routes(v: &mut Validation, trace: &Trace, steps: &Steps) -> Result<(), 
             }
         }
     }
-    v.add("route_order", None, format!("{total} rows in order of step, layer and row; every id below {}", model.experts));
+    v.add(
+        "route_order",
+        None,
+        format!("{} in order of step, layer and row; every id below {}", counted_plain(total, "row"), model.experts),
+    );
     v.add("route_step", broken_step, "every row's step is there");
     v.add("route_layer", broken_layer, "every row's layer has a router");
     v.add("route_row", broken_row, "every row is one of its step");
@@ -341,7 +350,7 @@ fn check_hash(v: &mut Validation, steps: &Steps, manifest: &Manifest) {
 fn check_telemetry(v: &mut Validation, samples: &[TelemetrySample]) {
     let broken = samples.windows(2).position(|pair| pair[1].time_ns < pair[0].time_ns);
     let broken = broken.map(|i| format!("telemetry, row {}: time runs backwards", i + 1));
-    v.add("telemetry_order", broken, format!("{} samples in order of time", samples.len()));
+    v.add("telemetry_order", broken, format!("{} in order of time", counted_plain(samples.len(), "sample")));
     let broken = samples.iter().enumerate().find_map(|(i, sample)| {
         let numbers = [
             (col::POWER_W, sample.power_w),

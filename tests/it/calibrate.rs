@@ -232,3 +232,28 @@ fn what_is_no_table_or_anothers_is_refused() {
         assert!(stderr.contains(words), "{args:?}: {stderr}");
     }
 }
+
+#[test]
+fn rows_are_lists_and_ranges_and_a_made_up_model_is_measured_on_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let quick = ["--repeats", "2", "--context", "8", "--json"];
+    let cells = |args: &[&str]| {
+        let (code, stdout, stderr) = run(dir.path(), &[&["calibrate", "--model"], args, &quick].concat());
+        assert_eq!((code, stderr.as_str()), (0, ""), "{args:?}");
+        CostTable::parse(&stdout).unwrap().cells.iter().map(|c| (c.rows, c.union)).collect::<Vec<_>>()
+    };
+    let wanted = [(1, 4), (2, 4), (2, 6), (3, 4), (3, 6)];
+    for rows in [&["1,2,3"][..], &["1", "2", "3"], &["1 2 3"], &["1-3"], &["1..=3"], &["1..4"], &["1,2", "3"]] {
+        assert_eq!(cells(&[&["demo", "--unions", "4,6", "--rows"], rows].concat()), wanted, "{rows:?}");
+    }
+    assert_eq!(cells(&["synthetic:ling-nano", "--rows", "2", "--unions", "4"]), [(1, 4), (2, 4)]);
+    for (rows, why) in [("0-3", "`0` is not a number from 1 to 16"), ("17", "`17` is not"), ("3-1", "backwards"), ("1,,2", "missing")] {
+        let (code, _, stderr) = run(dir.path(), &["calibrate", "--model", "demo", "--rows", rows]);
+        assert!(code == 2 && stderr.contains(why), "{stderr}");
+    }
+    for name in ["synthetic:", "synthetic:ling-9"] {
+        let (code, _, stderr) = run(dir.path(), &["calibrate", "--model", name]);
+        let told = format!("{name}: no such shape; name one of synthetic:ling-3.0-flash");
+        assert!(code == 2 && stderr.contains(&told), "{stderr}");
+    }
+}

@@ -25,6 +25,20 @@ fn pages_fit_100_columns() {
     }
 }
 
+/// A line that is broken by the page's width cannot be copied into a shell.
+#[test]
+fn examples_are_commands() {
+    for command in COMMANDS {
+        let page = help(Some(command));
+        let examples = page.split("Examples:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+        let mut goes_on = false;
+        for line in examples.lines() {
+            assert!(goes_on || line.starts_with("  specprof "), "{command}: {line}");
+            goes_on = line.ends_with('\\');
+        }
+    }
+}
+
 #[test]
 fn pages_have_examples_and_the_front_page_has_every_command_and_exit_code() {
     let front = help(None);

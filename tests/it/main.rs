@@ -20,6 +20,7 @@ mod kernels;
 mod layers;
 mod pages;
 mod partial;
+mod paths;
 mod perfetto;
 mod quantised;
 mod readme;

@@ -2,6 +2,7 @@
 
 use crate::report::report;
 use crate::trace::{edit_manifest, small};
+use predicates::prelude::*;
 use predicates::str::contains;
 use serde_json::Value;
 use specprof::trace::Synth;
@@ -128,4 +129,26 @@ fn broken_files_are_corrupt_and_never_a_panic() {
     assert!(found > 30, "{found} of 60 damaged files were found");
     fs::write(dir.path().join("x.parquet"), &bytes[..bytes.len() - 9]).unwrap();
     report().current_dir(dir.path()).arg("x.parquet").assert().code(4).stderr(contains("x.parquet: corrupt"));
+}
+
+#[test]
+fn numbers_that_no_trace_comes_to_are_corrupt() {
+    use specprof::trace::partial_file::{EntryKind, PartialFile, encode};
+    let dir = TempDir::new().unwrap();
+    write(dir.path(), "a", &small());
+    let file = PartialFile::open(&dir.path().join("a.parquet")).unwrap();
+    let mut entries = Vec::new();
+    file.each(|entry| {
+        entries.push(entry);
+        Ok(())
+    })
+    .unwrap();
+    let wasted = entries.iter_mut().find(|e| e.kind == EntryKind::Window && e.name == "wasted").unwrap();
+    wasted.values[0] += 1000;
+    // With a digest of its own: as whoever has read how the file is made would do it.
+    fs::write(dir.path().join("x.parquet"), encode(file.name(), file.manifest(), entries.into_iter()).unwrap()).unwrap();
+    for args in [&["x.parquet"][..], &["a.parquet", "x.parquet"]] {
+        let refused = report().current_dir(dir.path()).args(args).assert().code(4).stdout("");
+        refused.stderr(contains("x.parquet: ").and(contains("`wasted_by_row` comes to ")));
+    }
 }

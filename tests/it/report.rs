@@ -242,6 +242,12 @@ fn decode_steps_may_come_from_another_trace() {
     let other = dir.path().join("other");
     small().write(&other).unwrap();
     report().args([&verify, Path::new("--baseline"), &other]).assert().code(2).stderr(contains("model").and(contains("other")));
+    // What differs is said with both values.
+    let refused = |what: &str| report().args([&verify, Path::new("--baseline"), &plain]).assert().code(2).stderr(contains(what.to_owned()));
+    edit_manifest(&plain, |m| m.emulated = true);
+    refused("its clock of the steps' times is unknown, not cpu");
+    edit_manifest(&plain, |m| m.device.kind = "gpu".into());
+    refused("its device is gpu ");
 }
 
 #[test]

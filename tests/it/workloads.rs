@@ -84,4 +84,11 @@ fn what_does_not_go_together_is_refused_or_said() {
     let args = ["record", "--model", "demo", "--prompt", "x", "--thinking", "on", "--max-new-tokens", "1", "--out"];
     let stderr = String::from_utf8(command.args(args).arg(&dir).output().unwrap().stderr).unwrap();
     assert!(stderr.contains("--thinking has no effect"), "{stderr}");
+    assert!(!stderr.contains("--draft-len"), "{stderr}");
+    // What drafts is said, and there are no drafts.
+    let args = ["record", "--model", "demo", "--prompt", "x", "--draft", "none", "--draft-len", "3", "--max-new-tokens", "2", "--out"];
+    let out = Command::cargo_bin("specprof").unwrap().args(args).arg(parent.path().join("plain")).output().unwrap();
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.success() && stderr.contains("--draft-len has no effect with --draft none"), "{stderr}");
+    assert!(stderr.contains("recorded 1 request in 2 steps (0 verify, 1 decode), 2 tokens"), "{stderr}");
 }

@@ -18,7 +18,7 @@ use super::{AnalysisError, Input, Options};
 use crate::metric::Interval;
 use crate::metric::cost::{AllRows, Attribution, ComponentTime, ExpertsSplit, LayerTime, StepCost, TimeSource};
 use crate::metric::report::Report;
-use crate::trace::manifest::{BATCHED_PASSES, Manifest, Warning, WindowCompleteness};
+use crate::trace::manifest::{BATCHED_PASSES, Manifest, Warning, WindowCompleteness, word};
 use crate::trace::{Component, Kernels, Phase};
 use collect::{Collected, Collector, Place};
 pub(in crate::analysis) use draws::{MeasuredTimes, TimeDraws};
@@ -183,13 +183,20 @@ fn check_baseline(manifest: &Manifest, baseline: &Baseline<'_>, source: TimeSour
     let differs = |what: &str, a: &str, b: &str| Err(AnalysisError::Baseline { reason: format!("its {what} is {b}, not {a}") });
     let identity = |m: &Manifest| m.model.identity.clone().unwrap_or_else(|| m.model.name.clone());
     if identity(manifest) != identity(other) {
-        return differs("model", &identity(manifest), &identity(other));
+        // A name says more than a fingerprint, and may be the same.
+        let label = |m: &Manifest| match &m.model.identity {
+            Some(identity) => format!("{} ({})", m.model.name, identity.chars().take(12).collect::<String>()),
+            None => m.model.name.clone(),
+        };
+        return differs("model", &label(manifest), &label(other));
     }
     if (&manifest.device.kind, &manifest.device.name) != (&other.device.kind, &other.device.name) {
-        return differs("device", &manifest.device.name, &other.device.name);
+        return differs("device", &manifest.device.label(), &other.device.label());
     }
-    if source_of(other, &baseline.timed) != Some(source) {
-        return Err(AnalysisError::Baseline { reason: "its steps have no times of the same kind".into() });
+    let theirs = source_of(other, &baseline.timed);
+    if theirs != Some(source) {
+        let words = |source: Option<TimeSource>| source.map_or_else(|| "unknown".to_owned(), |source| word(&source));
+        return differs("clock of the steps' times", &words(Some(source)), &words(theirs));
     }
     Ok(())
 }

@@ -82,14 +82,13 @@ impl LayerPlacement {
 }
 
 impl File {
-    /// Reads a file.
+    /// Reads an open file; `path` names it.
     ///
     /// # Errors
     /// When it cannot be read, is too large, or is not one of the two forms.
-    pub fn read(path: &Path) -> Result<Self, AnalysisError> {
+    pub fn read(path: &Path, file: std::fs::File) -> Result<Self, AnalysisError> {
         let origin = path.display().to_string();
         let refuse = |reason: String| AnalysisError::Placement { origin: origin.clone(), reason };
-        let file = std::fs::File::open(path).map_err(|e| refuse(format!("cannot open: {e}")))?;
         let mut bytes = Vec::new();
         file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| refuse(format!("cannot read: {e}")))?;
         if bytes.len() as u64 > MAX_BYTES {

@@ -9,6 +9,8 @@ use crate::analysis::steps::StepRow;
 use crate::analysis::trees::Trees;
 use crate::trace::Manifest;
 use crate::trace::manifest::{Instrumentation, Warning, word};
+use serde::Serialize;
+use serde_json::Value;
 use std::collections::HashMap;
 
 /// Most partials of one report.
@@ -246,11 +248,15 @@ fn comparable(a: &Partial, b: &Partial) -> Result<(), AnalysisError> {
     if m.model.moe_layers != n.model.moe_layers {
         return differ("routed layers", &m.model.moe_layers.len(), &n.model.moe_layers.len());
     }
-    if m.model != n.model {
-        return differ("models", &m.model.name, &n.model.name);
+    // Of everything else that the manifest says of them, the first key that differs.
+    if let Some((key, of_m, of_n)) = first_difference(&m.model, &n.model) {
+        return differ(&format!("models (`model.{key}`)"), &of_m, &of_n);
     }
-    if m.drafter != n.drafter {
+    if drafting(m) != drafting(n) {
         return differ("drafters or draft lengths", &drafting(m), &drafting(n));
+    }
+    if let Some((key, of_m, of_n)) = first_difference(&m.drafter, &n.drafter) {
+        return differ(&format!("drafters (`drafter.{key}`)"), &of_m, &of_n);
     }
     if m.id_space != n.id_space {
         return differ("id spaces", &word(&m.id_space), &word(&n.id_space));
@@ -280,6 +286,25 @@ fn comparable(a: &Partial, b: &Partial) -> Result<(), AnalysisError> {
         return differ("knowledge of host times", &m.host_times, &n.host_times);
     }
     Ok(())
+}
+
+/// The first key of two things that has other values, and these.
+fn first_difference<T: Serialize + PartialEq>(a: &T, b: &T) -> Option<(String, String, String)> {
+    if a == b {
+        return None;
+    }
+    let of = |value: &T| serde_json::to_value(value).ok().and_then(|value| value.as_object().cloned()).unwrap_or_default();
+    let (a, b) = (of(a), of(b));
+    let words = |value: Option<&Value>| match value {
+        None => "none".to_owned(),
+        Some(Value::Null) => "unknown".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    let key = a.keys().chain(b.keys()).find(|key| words(a.get(*key)) != words(b.get(*key)));
+    // What JSON does not tell apart differs all the same.
+    let key = key.map_or_else(|| "name".to_owned(), Clone::clone);
+    Some((key.clone(), words(a.get(&key)), words(b.get(&key))))
 }
 
 fn drafting(manifest: &Manifest) -> String {

@@ -5,6 +5,7 @@
 //! requests. What goes by request or step is put into the order of ids, then of the files' fingerprints: the order in which partials are
 //! given does not matter.
 
+mod check;
 mod entries;
 mod merge;
 mod operations;

@@ -3,14 +3,15 @@
 
 use super::entries::{COVERAGE, COVERAGE_FRACTION, DRAFT, LISTS, ONE, PREFILL, RequestText, SCALARS, TARGET};
 use super::operations::{Operation, Operations};
-use super::{Partial, pass_entries, tree_entries};
+use super::{Partial, check, pass_entries, tree_entries};
 use crate::analysis::batch::{self, PassUnions};
-use crate::analysis::counts::{LoadCounts, RequestSums, WindowCounts};
+use crate::analysis::counts::{LoadCounts, RequestSums};
 use crate::analysis::pass::{Irregular, PassCounts, Plan, WindowUnion};
 use crate::analysis::passes::Passes;
 use crate::analysis::steps::{StepRow, StepTable};
 use crate::analysis::trees::{Shape, Trees};
 use crate::analysis::{AnalysisError, StepTime};
+use crate::trace::manifest::WindowCompleteness;
 use crate::trace::partial_file::{Entry, EntryKind, PartialFile};
 use crate::trace::{Component, Phase, RequestEvent};
 use std::collections::BTreeMap;
@@ -64,7 +65,8 @@ impl Partial {
         file.each(|entry| reader.take(entry))?;
         let (mut counts, operations, pass_unions) = (reader.counts, reader.operations, reader.pass_unions);
         counts.sort();
-        check(&counts, &plan).map_err(wrong)?;
+        let without_loads = partial.manifest.window_completeness == WindowCompleteness::Counts;
+        check::counts(&counts, &plan, without_loads).map_err(wrong)?;
         pass_entries::check(&pass_unions, &shared, plan.k, plan.experts).map_err(wrong)?;
         (partial.counts, partial.operations, partial.pass_unions) = (counts, operations, pass_unions);
         Ok(partial)
@@ -128,7 +130,7 @@ impl Tables {
                     _ => return Err(format!("it has {} numbers, not 5 or 6", entry.values.len())),
                 };
                 let context_len = one(context_len)?;
-                self.steps.push(StepRow {
+                let step = StepRow {
                     step_id: step_id()?,
                     request_id: entry.request_id.ok_or("it has no request_id")?,
                     phase,
@@ -136,8 +138,11 @@ impl Tables {
                     accepted: one(accepted)?,
                     emitted: one(emitted)?,
                     context_len,
-                });
-                self.times.push(StepTime { context_len, step_ns, target_ns, device_ns });
+                };
+                let time = StepTime { context_len, step_ns, target_ns, device_ns };
+                check::step(&step, &time, entry.draft_probs.as_deref())?;
+                self.steps.push(step);
+                self.times.push(time);
                 self.draft_probs.push(entry.draft_probs);
             }
             EntryKind::Tree if entry.name == tree_entries::PARENTS => {
@@ -363,37 +368,4 @@ impl Reader<'_> {
         }
         Ok(())
     }
-}
-
-/// What the numbers must be to one another for differences of them to be numbers.
-fn check(counts: &PassCounts, plan: &Plan<'_>) -> Result<(), String> {
-    for (rows, slots) in &counts.groups {
-        for (window, layer) in slots.iter().zip(&plan.layers).filter_map(|(w, l)| Some((w.as_ref()?, l))) {
-            let wrong = |what: &str| format!("windows of {rows} rows in layer {layer}: {what}");
-            if window.union_hist.iter().sum::<u64>() != window.windows {
-                return Err(wrong("the histogram of unions has another number of them"));
-            }
-            let reused = window.reuse_windows.iter().sum::<u64>();
-            if reused > window.windows || window.coverage_windows > window.windows || !is_covered(window) || !tree_entries::is_part(window)
-            {
-                return Err(wrong("a part of them is more than all"));
-            }
-        }
-    }
-    if let Some(sum) = counts.steps.iter().find(|sum| counts.paths.get(&sum.at).is_some_and(|&kept| kept > sum.union())) {
-        let step = plan.steps.steps.get(sum.at as usize).map_or(sum.at, |s| s.step_id);
-        return Err(format!("step {step} keeps more experts than it touches"));
-    }
-    let mut keys = counts.steps.iter().map(|sum| (sum.at, sum.added.len())).collect::<Vec<_>>();
-    keys.sort_unstable();
-    if let Some(pair) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
-        let step = plan.steps.steps.get(pair[0].0 as usize).map_or(pair[0].0, |s| s.step_id);
-        return Err(format!("step {step} is added twice"));
-    }
-    Ok(())
-}
-
-/// Whether no coverage is more than that of all windows that have one.
-fn is_covered(window: &WindowCounts) -> bool {
-    window.coverage.iter().all(|&sum| sum <= u128::from(window.coverage_windows) * ONE)
 }

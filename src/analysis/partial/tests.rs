@@ -264,7 +264,13 @@ fn what_cannot_be_put_together_is_told() {
     };
     assert!(other(&|t| t.manifest.model.experts = 7).contains("numbers of experts"));
     assert!(other(&|t| t.manifest.model.moe_layers = vec![0, 1]).contains("routed layers"));
-    assert!(other(&|t| t.manifest.model.name = "big".into()).contains("different models"));
+    assert!(other(&|t| t.manifest.model.name = "big".into()).contains("different models (`model.name`)"));
+    let routing = other(&|t| t.manifest.model.routing = Some("zipf:1.2".into()));
+    assert!(
+        routing.contains("(`model.routing`)") && routing.contains("first has none") && routing.contains("other has zipf:1.2"),
+        "{routing}"
+    );
+    assert!(other(&|t| t.manifest.drafter.bytes_per_draft = Some(7)).contains("drafters (`drafter.bytes_per_draft`)"));
     assert!(other(&|t| t.manifest.drafter.draft_len = Some(2)).contains("draft lengths"));
     let spaces = other(&|t| t.manifest.id_space = IdSpace::Physical);
     assert!(spaces.contains("id spaces") && spaces.contains("first has") && spaces.contains("other has"), "{spaces}");
@@ -312,8 +318,56 @@ fn contradictions_name_the_entry() {
         error(&only(EntryKind::Window, |e| if e.name == "union_histogram" {
             e.values[0] = 1
         }))
-        .contains("another number of them")
+        .contains("windows of 2 rows in layer 1: `union_histogram` comes to 2, the others say 1")
     );
     assert!(error(&only(EntryKind::Window, |e| e.values[0] = -1)).ends_with("-1 is no count"));
     assert!(error(&only(EntryKind::Step, |e| e.values[0] = 9)).contains("9 drafts accepted of 2 rows"));
+    assert!(error(&only(EntryKind::Step, |e| e.values[3] = -1)).contains("a time of -1 ns"));
+    assert!(error(&only(EntryKind::Step, |e| e.values[1] = 7)).contains("7 emitted tokens in a verify step"));
+    let wasted = error(&only(EntryKind::Window, |e| {
+        if e.name == "wasted" {
+            e.values[0] = 50
+        }
+    }));
+    assert!(wasted.contains("changed: ") && wasted.contains("layer 1: `wasted_by_row` comes to 1, the others say 50"), "{wasted}");
+    // In the sums of the requests alone, too.
+    assert!(error(&only(EntryKind::Sums, |e| e.values[2] = 4)).contains("a request has 4 wasted experts in unions of 3 in all"));
+}
+
+/// Whichever count is changed, by however little, it does not agree with the others any more.
+#[test]
+fn a_changed_number_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut trace = Memory::new(&[1, 3], 6, 2);
+    trace.verify(0, 0, &[vec![vec![0, 1], vec![0, 2]], vec![vec![0, 1], vec![4, 2]]]);
+    trace.verify(1, 1, &[vec![vec![0, 5], vec![0, 2], vec![1, 2]], vec![vec![0, 1], vec![4, 2], vec![3, 4]]]);
+    trace.verify(0, 1, &[vec![vec![0, 3], vec![0, 4]], vec![vec![2, 1], vec![4, 0]]]);
+    partial(dir.path(), "p", &trace).unwrap();
+    let path = dir.path().join("p");
+    let file = PartialFile::open(&path).unwrap();
+    let mut entries: Vec<Entry> = Vec::new();
+    file.each(|entry| {
+        entries.push(entry);
+        Ok(())
+    })
+    .unwrap();
+    let (mut changed, mut kinds) = (0, std::collections::BTreeSet::new());
+    for (i, entry) in entries.iter().enumerate() {
+        // Single windows' reuse and gate weights are sums that nothing else in the file has.
+        let counted = match entry.kind {
+            EntryKind::Window => !entry.name.starts_with("reuse") && !entry.name.starts_with("coverage"),
+            EntryKind::Added | EntryKind::Load | EntryKind::Sums => true,
+            _ => false,
+        };
+        for j in (0..entry.values.len()).filter(|_| counted) {
+            let mut entries = entries.clone();
+            entries[i].values[j] += 1;
+            std::fs::write(&path, encode("p", file.manifest(), entries.into_iter()).unwrap()).unwrap();
+            let error = Partial::read(&path).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("p: "), "{error}");
+            changed += 1;
+            kinds.insert((entry.kind.as_str(), entry.name.clone()));
+        }
+    }
+    assert!(changed > 100 && kinds.len() >= 11, "{changed} of {kinds:?}");
 }

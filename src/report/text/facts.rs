@@ -13,10 +13,10 @@ impl View<'_> {
         let count = |n: u64| Unit::Count.show(n as f64);
         let gamma = if self.options.unicode { "γ" } else { "draft length" };
         let model = format!(
-            "{} ({}), {} layers, {} routed, {} experts, {} + {} shared, {}, {} per expert",
+            "{} ({}), {}, {} routed, {} experts, {} + {} shared, {}, {} per expert",
             m.name,
             m.architecture,
-            m.layers,
+            counted(m.layers.into(), "layer"),
             m.moe_layers.len(),
             m.experts_words(),
             m.top_k_words(),
@@ -30,13 +30,13 @@ impl View<'_> {
         let draft_len = known(run.drafter.draft_len);
         let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.label());
         let workload = format!(
-            "{}, {} ({} prefill, {} decode, {} verify), {} tokens",
+            "{}, {} ({} prefill, {} decode, {} verify), {}",
             counted(t.requests, "request"),
             counted(t.steps, "step"),
             count(t.prefill_steps),
             count(t.decode_steps),
             count(t.verify_steps),
-            count(t.tokens_emitted)
+            counted(t.tokens_emitted, "token")
         );
         let units = run.device.units.map_or_else(String::new, |n| {
             format!(", {}", counted(n.into(), if run.device.kind == "cpu" { "thread" } else { "multiprocessor" }))

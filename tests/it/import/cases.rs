@@ -94,7 +94,7 @@ fn minus_one_is_missing_or_a_smaller_k_and_never_an_expert() {
     let path = written(&dir, "m.npy", &npy("<i4", &[3, 1, 4], &int32([3, 7, 1, 2, -1, -1, -1, -1, 3, 7, -1, -1])));
     let t = import(&[text(&path), "--experts", "16", "--layers", "3-3"]);
     assert_eq!(t.by_position(), BTreeMap::from([((0, 3), vec![3, 7, 1, 2])]));
-    assert!(t.warning("padding_missing").starts_with("1 rows") && t.warning("partial_rows").starts_with("1 rows"));
+    assert!(t.warning("padding_missing").starts_with("1 row") && t.warning("partial_rows").starts_with("1 row"));
     let width = written(&dir, "w.npy", &npy("<i4", &[2, 1, 4], &int32([3, 7, -1, -1, 5, 1, -1, -1])));
     let t = import(&[text(&width), "--experts", "16", "--layers", "0-0"]);
     assert_eq!((t.manifest().model.experts_per_token, t.by_position().len()), (2, 2));

@@ -204,3 +204,39 @@ fn importance_matrices_give_k_where_their_chunks_do() {
     huge[8..16].fill(0xff);
     assert!(refused(&[text(&write("many.gguf", huge))]).contains("do not fit the file"));
 }
+
+/// A `.npy` file of 32-bit numbers.
+fn npy(dir: &Path, name: &str, shape: &str, numbers: &[i32]) -> PathBuf {
+    let header = format!("{{'descr': '<i4', 'fortran_order': False, 'shape': ({shape}), }}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
+    let path = dir.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn ids_are_not_taken_for_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    // Three tokens, two layers, four of 60 experts; the first layer is dense.
+    let ids: Vec<i32> =
+        [[0, 0, 0, 0], [3, 17, 41, 58], [0, 0, 0, 0], [41, 2, 9, 30], [0, 0, 0, 0], [8, 1, 59, 20], [0, 0, 0, 0], [5, 0, 7, 9]].concat();
+    let two: Vec<i32> = [[3, 17, 41, 58], [41, 2, 9, 30], [8, 1, 59, 20], [5, 0, 7, 9]].concat();
+    let one_layer = npy(dir.path(), "one.npy", "4, 2, 4", &ids);
+    let path = npy(dir.path(), "ids.npy", "2, 2, 4", &two);
+    let error = refused(&["npy", text(&path), "--kind", "counts", "--layers", "all"]);
+    assert!(error.contains("these are ids, not counts: every row has 4 different numbers") && error.contains("--experts 4"), "{error}");
+    assert!(refused(&["npy", text(&path), "--kind", "counts", "--layers", "all", "--k", "4"]).contains("are ids and no counts"));
+    // Whoever insists is believed.
+    let said = import(&["npy", text(&path), "--kind", "counts", "--layers", "all", "--experts", "4"]);
+    assert_eq!(said.manifest().expert_counts.as_ref().unwrap()[&0], [11, 18, 100, 78]);
+    // Of one layer no sums differ within a row: it cannot be told.
+    import(&["npy", text(&one_layer), "--kind", "counts", "--layers", "all"]);
+    // Counts of two passes of 6 and 3 tokens of two experts: the same sum in both layers, and zeros.
+    let counts = [[6, 0, 1, 5], [2, 4, 3, 3], [3, 0, 1, 2], [0, 3, 2, 1]].concat();
+    import(&["npy", text(&npy(dir.path(), "counts.npy", "2, 2, 4", &counts)), "--kind", "counts", "--layers", "all"]);
+    let distinct = [[6, 0, 1, 5], [2, 4, 1, 5], [3, 0, 1, 2], [0, 3, 2, 1]].concat();
+    import(&["npy", text(&npy(dir.path(), "distinct.npy", "2, 2, 4", &distinct)), "--kind", "counts", "--layers", "all"]);
+}

@@ -152,7 +152,7 @@ fn a_pass_that_lacks_rows_has_no_number() {
     }
     records[2] = record(2, 5, &tokens, &[4, 5, 6, 7, 1005, 1006, 1007, 1008], None, tensor(&[LAYERS, 8, WIDTH], &ids));
     let t = of_records(records);
-    assert!(t.warning("partial_rows").starts_with("1 rows"));
+    assert!(t.warning("partial_rows").starts_with("1 row"));
     let verify: Vec<_> = numbered(&t).into_iter().filter(|s| s.0 == Phase::Verify).map(|s| s.2).collect();
     assert_eq!(verify, [Some(1), Some(1), None, None]);
 }

@@ -34,7 +34,7 @@ fn nsys_kernels_stand_in_the_pass_that_launched_them() {
     // Three passes, and a kernel in none.
     assert_eq!(steps.phase, [Phase::Prefill, Phase::Verify, Phase::Verify, Phase::Prefill]);
     assert_eq!((steps.rows.as_slice(), steps.context_len[1]), (&[7, 4, 4, 1][..], 46));
-    assert!(t.warning("no_range").starts_with("1 kernels (5 us)"));
+    assert!(t.warning("no_range").starts_with("1 kernel (5 us)"));
     // The expected list has for each kernel its correlation, and the step of its launch; both launches of a step without a
     // range of their own are in the step, too.
     let expected = json("nsys/synthetic_expected.json");
@@ -56,6 +56,20 @@ fn nsys_kernels_stand_in_the_pass_that_launched_them() {
     assert!(t.warning("batched_passes").starts_with("2 passes"));
     assert_eq!((t.manifest().device.kind.as_str(), t.manifest().device.name.as_str()), ("cuda", "NVIDIA GeForce RTX 3060"));
     t.report();
+}
+
+/// Neither k nor routes are in a profile: what is said of that names an option that there is, and its lines come back.
+#[test]
+fn a_profile_alone_is_told_and_exported_like_any_trace() {
+    for (format, name) in [("nsys", "nsys/synthetic_node_mode_nvtx.sqlite"), ("kineto", "kineto/synthetic_cuda_graph_steps.json")] {
+        let t = import(&[format, text(&data(name))]);
+        let told = t.warning("experts_per_token_unknown");
+        assert!(told.contains("--model-config") && !told.contains("--k"), "{told}");
+        assert!(refused(&[format, text(&data(name)), "--k", "2"]).contains("--k says nothing of"));
+        let back = super::round_trip::round_trip(&t.path);
+        assert_eq!(kernels(&back), kernels(&t));
+        back.report();
+    }
 }
 
 #[test]
@@ -234,7 +248,7 @@ fn nsys_passes_with_numbers_find_their_steps() {
         UPDATE NVTX_EVENTS SET text = replace(text, 'layers.0.', 'layers.2.');
         UPDATE StringIds SET value = replace(value, 'layers.0.', 'layers.2.');";
     let t = joined(&["nsys", text(&copied(&dir, "nsys/synthetic_node_mode_nvtx.sqlite", fitting))]);
-    assert!(t.warning("passes_unmatched").starts_with("1 passes"));
+    assert!(t.warning("passes_unmatched").starts_with("1 pass "));
     let steps = t.trace.steps().unwrap();
     assert!(!kernels(&t).is_empty());
     assert_eq!(steps.device_ns.iter().filter(|ns| ns.is_some()).count(), 4);

@@ -280,7 +280,7 @@ fn trainers_batches_lose_their_padding() {
     let expected = json("r3/expected.json");
     let t = import(&[text(&data("r3/verl_padded_batch.pt")), "--prompt-tokens", "6"]);
     assert_eq!(t.by_position(), matrix(&expected["routed_experts"], 0));
-    assert!(t.warning("padding_masked").starts_with("6 rows left out") && t.warning("padding_zero").starts_with("1 rows left out"));
+    assert!(t.warning("padding_masked").starts_with("6 rows left out") && t.warning("padding_zero").starts_with("1 row left out"));
     // slime: one dictionary a sample.
     let rows: Vec<i32> = serde_json::from_value::<Vec<Vec<Vec<i32>>>>(expected["routed_experts"].clone()).unwrap().concat().concat();
     let tokens: Vec<i64> = serde_json::from_value(expected["tokens"].clone()).unwrap();

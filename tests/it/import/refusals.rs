@@ -278,7 +278,7 @@ fn passes_with_other_layers_than_the_first_are_refused() {
     // A tool that was stopped has not written the last pass to its end.
     let t = import(&[&file(&[1, 2, 3, 1, 2])]);
     assert_eq!(t.trace.steps().unwrap().len(), 1);
-    assert!(t.warning("last_pass_cut").starts_with("1 rows"));
+    assert!(t.warning("last_pass_cut").starts_with("1 row"));
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn export(trace: &Path) -> String {
 }
 
 /// Exports, imports and exports again: both traces and both texts must be the same. Gives the second trace.
-fn round_trip(trace: &Path) -> Imported {
+pub(super) fn round_trip(trace: &Path) -> Imported {
     let first = export(trace);
     let dir = tempfile::tempdir().unwrap();
     let lines = dir.path().join("t.jsonl");

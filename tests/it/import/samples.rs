@@ -99,7 +99,7 @@ fn containers_of_trainers_hold_the_same_matrix() {
     let padded = import(&[text(&data("r3/nemo_rl_int8_sentinel_minus1_arange_pad.npy")), "--experts", "32"]);
     let ten: BTreeMap<_, _> = want.into_iter().filter(|((position, _), _)| *position < 10).collect();
     assert_eq!(padded.by_position(), ten);
-    assert!(padded.warning("padding_arange").starts_with("3 rows") && padded.warning("padding_missing").starts_with("1 rows"));
+    assert!(padded.warning("padding_arange").starts_with("3 rows") && padded.warning("padding_missing").starts_with("1 row"));
 }
 
 #[test]
