@@ -56,10 +56,13 @@ impl Middle {
         let &(largest, largest_ns, weight) = steps.iter().max_by(|a, b| (a.2 * a.1 as f64).total_cmp(&(b.2 * b.1 as f64)))?;
         let mut below = 0.0;
         let mut median = largest_ns as f64;
+        // Sums of weights that are no integers are rounded.
+        let rounding = 1e-9 * weights;
         for (at, &(_, ns, weight)) in steps.iter().enumerate() {
             below += weight;
-            if 2.0 * below >= weights {
-                let next = steps.get(at + 1).filter(|_| 2.0 * below == weights).map_or(ns, |(_, next, _)| *next);
+            let more = 2.0 * below - weights;
+            if more >= -rounding {
+                let next = steps.get(at + 1).filter(|_| more <= rounding).map_or(ns, |(_, next, _)| *next);
                 median = f64::midpoint(ns as f64, next as f64);
                 break;
             }
