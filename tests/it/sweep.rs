@@ -113,7 +113,7 @@ fn tags_are_recorded_apart_and_input_is_checked_before_anything_runs() {
     let text = sweep(dir.path(), &args).assert().success();
     let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
     assert!(text.contains("fastest     of kind=k0, unknown: none of 1 recordings can be compared"), "{text}");
-    assert!(text.matches("   too few").count() == 2 && text.contains("[1] few_requests: 2 of 2 recordings"), "{text}");
+    assert!(text.matches("  too few\n").count() == 2 && text.contains("[1] few_requests: 2 of 2 recordings"), "{text}");
 
     let bad = |args: &[&str]| sweep_into(dir.path(), "new", args).assert().code(2).stdout("");
     bad(&["--by-tag", "nobody"]).stderr(contains("no prompt has this tag"));
