@@ -88,6 +88,9 @@ pub fn assemble(
     let advice = dominant.and_then(|rows| advise::advice((input, plan, counts), rows, &report, costs.draws.as_ref(), options, wanted));
     report.warnings = warnings::of(input, plan, counts, &report, advice.as_ref());
     report.warnings.extend(costs.warnings);
+    if let Some(table) = wanted.costs.as_ref().filter(|_| advice.is_some()) {
+        report.warnings.extend(advise::table_warnings(table, options));
+    }
     report.advice = advice;
     Ok(report)
 }

@@ -3,9 +3,10 @@
 use super::Input;
 use super::overlap::MAX_PAIR_ROWS;
 use super::pass::{PassCounts, Plan};
-use crate::metric::advice::Advice;
-use crate::metric::counted_plain;
+use crate::metric::advice::{Advice, CostSource};
+use crate::metric::bounds::{FEW_REQUESTS, FEW_REQUESTS_CODE};
 use crate::metric::report::Report;
+use crate::metric::{Unit, counted_plain};
 use crate::trace::manifest::{IdSpace, Verification, Warning, WindowCompleteness};
 
 /// Below this, the 99th percentile is the largest value.
@@ -128,6 +129,12 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
     } else if report.acceptance.tokens_per_step.is_some() && report.acceptance.tokens_per_step_ci95.is_none() {
         warn("too_few_requests", "intervals are drawn over requests and need at least two".into());
     }
+    let requests = report.by_request.iter().filter(|r| r.verify_steps > 0).count() as u64;
+    if (2..FEW_REQUESTS).contains(&requests) {
+        let message =
+            format!("intervals come from {requests} requests; of fewer than {FEW_REQUESTS} they are too narrow: record more requests");
+        warn(FEW_REQUESTS_CODE, message);
+    }
     if let Some(trees) = plan.trees {
         let message = format!(
             "{} of {} verify windows are trees: a row's number is not its depth, see `by_depth` and `accepted_path`; `pairwise` and \
@@ -186,6 +193,20 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         Some(advice) if advice.best_draft_len.is_none() => {
             let why = advice.unknown_because.as_deref().unwrap_or("they come to no numbers");
             warn("no_step_cost", format!("a best draft length needs step costs, which are unknown: {why}"));
+        }
+        Some(advice) if advice.cost_source == Some(CostSource::Measured) => {
+            let cost = report.overall.as_ref().and_then(|o| o.cost.as_ref());
+            if let Some((slope, [low, high])) = cost.and_then(|c| Some((c.us_per_expert?, c.ci95?))).filter(|(_, [low, _])| *low <= 0.0) {
+                let us = |us: f64| Unit::Microseconds.show(us);
+                let message = format!(
+                    "the advice's step costs rest on {} for each distinct expert (95 %: {} to {}), which is not told apart from 0: record more \
+                     requests on a quiet machine",
+                    us(slope),
+                    us(low),
+                    us(high)
+                );
+                warn("costs_unclear", message);
+            }
         }
         Some(_) => {}
     }

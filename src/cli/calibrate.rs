@@ -138,11 +138,14 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         }
         other => other.into(),
     };
-    let Some(table) = measured.map_err(failure)? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
+    let Some(mut table) = measured.map_err(failure)? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
+    let options = analysis::Options::default();
+    table.warnings = analysis::cost_warnings(&table, &options);
     let rendered = if args.shape.json() {
         costs::table_json(&table).map_err(|e| Failure::Environment(format!("cannot write the table as JSON: {e}")))?
     } else {
-        let slopes = analysis::cost_slopes(&table).map(|(per_expert, per_row, r2)| Slopes { per_expert, per_row, r2 });
+        let ci95 = analysis::cost_slope_intervals(&table, &options);
+        let slopes = analysis::cost_slopes(&table).map(|(per_expert, per_row, r2)| Slopes { per_expert, per_row, r2, ci95 });
         let terminal = matches!(output, Output::Stdout);
         let width = if terminal { ui.width() } else { 100 };
         let options = TextOptions { width, color: terminal && ui.color(), unicode: ui.unicode(), per_layer: false, explain: false };

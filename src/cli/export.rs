@@ -4,6 +4,7 @@ use super::calibrate::cost_table;
 use super::exit::Failure;
 use super::traces::{self, Kind};
 use super::ui::{Output, Streamed, Ui};
+use crate::analysis;
 use crate::export::{ExportError, jsonl, perfetto};
 use crate::metric::counted_plain;
 use crate::report::costs;
@@ -94,7 +95,8 @@ fn step_rates(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         return Err(Failure::Input(format!("{}: {text}", args.trace.display())));
     }
     let output = Output::open(args.output.as_deref())?.not_over(&args.trace)?;
-    let rates = costs::rates(&cost_table(&args.trace)?);
+    let table = cost_table(&args.trace)?;
+    let rates = costs::rates(&table, analysis::cost_warnings(&table, &analysis::Options::default()));
     output.finish(ui, &rates.map_err(|e| Failure::Environment(format!("cannot write step rates as JSON: {e}")))?)
 }
 

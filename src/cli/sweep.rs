@@ -10,12 +10,14 @@ use super::ui::{Output, Ui};
 use crate::analysis::{self, Options as AnalysisOptions, Wanted};
 use crate::engine::drafter::{DraftKind, MAX_DRAFT_LEN};
 use crate::metric::advice::{Advice, CostSource, DraftLength};
+use crate::metric::bounds::{FEW_DECODE_STEPS, FEW_REQUESTS, FEW_REQUESTS_CODE, FEW_VERIFY_STEPS, NOISY_TIMES};
 use crate::metric::sweep::{SCHEMA, Sweep, SweepCell, SweepPoint};
 use crate::metric::{Interval, Report};
 use crate::record::sweep::{Cell, Grid, fingerprint};
 use crate::record::{BackendKind, Plan};
 use crate::report::{TextOptions, sweep};
 use crate::trace::Trace;
+use crate::trace::manifest::Warning;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -68,9 +70,6 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
 }
-
-/// Fewer decode steps than this are no measure of one.
-const FEW_DECODE_STEPS: u64 = 10;
 
 const STATE: &str = "sweep.json";
 /// Largest state file that is read.
@@ -145,15 +144,18 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         cells.iter().map(|cell| analyze(&args.out.join(&cell.name), model_only)).collect()
     };
     // One table has one source of costs: the measured one, unless the model of bytes knows more recordings.
-    let measured = compare(&cells, &all(false)?, CostSource::Measured);
+    let reports = all(false)?;
+    let measured = compare(&cells, &reports, CostSource::Measured);
     let known = |found: &[SweepCell]| found.iter().filter(|c| c.recorded.speedup.is_some()).count();
-    let found = if known(&measured) == cells.len() {
-        measured
+    let (found, unused) = if known(&measured) == cells.len() {
+        (measured, None)
     } else {
         let model = compare(&cells, &all(true)?, CostSource::Model);
-        if known(&model) > known(&measured) { model } else { measured }
+        if known(&model) > known(&measured) { (model, unknown_costs(&measured)) } else { (measured, None) }
     };
-    let comparison = Sweep { schema: SCHEMA.to_owned(), model: checkpoint.name.clone(), cells: found };
+    let warnings = warnings(&found, &reports);
+    let model = checkpoint.name.clone();
+    let comparison = Sweep { schema: SCHEMA.to_owned(), model, cells: found, measured_unused_because: unused, warnings };
     let rendered = if args.shape.json() {
         let text = serde_json::to_string_pretty(&comparison);
         text.map_err(|e| Failure::Environment(format!("cannot write the comparison as JSON: {e}")))? + "\n"
@@ -220,32 +222,93 @@ fn few_left_out(advice: &Advice) -> bool {
     advice.steps_left_out * 10 <= advice.steps
 }
 
+/// Why cells have no costs: each reason once, behind the cells that it is of.
+fn unknown_costs(cells: &[SweepCell]) -> Option<String> {
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for cell in cells {
+        if let Some(why) = &cell.unknown_because {
+            reasons.entry(why).or_default().push(&cell.name);
+        }
+    }
+    let said: Vec<String> = reasons.into_iter().map(|(why, names)| format!("{}: {why}", some_of(&names))).collect();
+    (!said.is_empty()).then(|| said.join("; "))
+}
+
+/// The first few names, and how many more.
+fn some_of(names: &[&str]) -> String {
+    const SHOWN: usize = 4;
+    let more = names.len().saturating_sub(SHOWN);
+    names[..names.len().min(SHOWN)].join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+}
+
+/// What limits the comparison: few requests, and noisy times where costs are measured.
+fn warnings(cells: &[SweepCell], reports: &[Report]) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let few: Vec<&str> = cells.iter().filter(|c| c.draft_len > 0 && c.requests < FEW_REQUESTS).map(|c| c.name.as_str()).collect();
+    if !few.is_empty() {
+        let message = format!(
+            "{} of {} recordings have fewer than {FEW_REQUESTS} requests, their intervals are too narrow or unknown: {}; give more prompts",
+            few.len(),
+            cells.len(),
+            some_of(&few)
+        );
+        warnings.push(Warning::new(FEW_REQUESTS_CODE, message));
+    }
+    for (cell, report) in cells.iter().zip(reports).filter(|(cell, _)| cell.recorded.cost_source == Some(CostSource::Measured)) {
+        if let Some(noisy) = report.warnings.iter().find(|w| w.code == NOISY_TIMES) {
+            warnings.push(Warning::new(NOISY_TIMES, format!("{}: {}", cell.name, noisy.message)));
+        }
+    }
+    warnings
+}
+
 /// Step ratio, speedup and its interval of a cell's own windows, all from `source`.
 type Costs = (f64, f64, Option<Interval>);
 
+/// Why a cell has no costs.
+#[derive(Debug, PartialEq)]
+struct Unknown {
+    why: String,
+    /// Whether more steps would help.
+    too_few: bool,
+}
+
+impl<T: Into<String>> From<T> for Unknown {
+    fn from(why: T) -> Self {
+        Self { why: why.into(), too_few: false }
+    }
+}
+
 /// # Errors
 /// Why they are unknown.
-fn costs(report: &Report, advice: Option<&Advice>, source: CostSource) -> Result<Costs, String> {
+fn costs(report: &Report, advice: Option<&Advice>, source: CostSource) -> Result<Costs, Unknown> {
+    let too_few = |why: String| Err(Unknown { why, too_few: true });
     let no_advice = || report.warnings.iter().find(|w| w.code == "no_advice").map_or("no verify steps".to_owned(), |w| w.message.clone());
     let advice = advice.ok_or_else(no_advice)?;
     if !few_left_out(advice) {
         // Where the drafter cut many windows short itself, costs of one length are not those of the recording.
         let (rows, all) = (advice.recorded_draft_len + 1, advice.steps + advice.steps_left_out);
-        return Err(format!("windows differ in length: only {} of {all} have the most frequent {rows} rows", advice.steps));
+        return Err(format!("windows differ in length: only {} of {all} have the most frequent {rows} rows", advice.steps).into());
+    }
+    if advice.steps < FEW_VERIFY_STEPS {
+        return too_few(format!(
+            "{} steps with drafts are too few, {FEW_VERIFY_STEPS} are needed (more prompts, or --max-new-tokens)",
+            advice.steps
+        ));
     }
     if source == CostSource::Model {
         let last = advice.by_draft_len.last().filter(|_| advice.cost_source == Some(source));
         let known = last.and_then(|p| Some((p.step_ratio?, p.speedup?, p.ci95)));
-        return known.ok_or_else(|| advice.unknown_because.clone().unwrap_or_else(|| "step costs are unknown".to_owned()));
+        return known.ok_or_else(|| advice.unknown_because.as_deref().unwrap_or("step costs are unknown").into());
     }
     let cost = report.cost.as_ref().filter(|c| c.source.is_some()).ok_or("the trace has no times of steps")?;
     let decodes = cost.compared_decode_steps();
     if decodes < FEW_DECODE_STEPS {
         let why = "decode steps at the verify steps' context lengths to compare with";
-        return Err(format!("{decodes} {why}, {FEW_DECODE_STEPS} are needed (--baseline-steps)"));
+        return too_few(format!("{decodes} {why}, {FEW_DECODE_STEPS} are needed (--baseline-steps)"));
     }
     let known = cost.step_ratio.zip(cost.speedup).map(|(ratio, speedup)| (ratio, speedup, cost.speedup_ci95));
-    known.ok_or_else(|| "the step ratio is unknown".to_owned())
+    known.ok_or_else(|| "the step ratio is unknown".into())
 }
 
 /// What a cell's own report says.
@@ -285,7 +348,7 @@ fn compare(cells: &[Cell], reports: &[Report], costs_of: CostSource) -> Vec<Swee
         let alike = |c: &Cell| c.draft == cell.draft && c.temperature == cell.temperature && c.tag == cell.tag;
         let longest = cells.iter().enumerate().filter(|(_, c)| alike(c)).max_by_key(|(_, c)| c.draft_len).map(|(i, _)| i);
         let source = longest.filter(|&i| i != at).and_then(|i| Some((cells.get(i)?, advices.get(i)?.as_ref()?)));
-        let source = source.filter(|(from, a)| a.recorded_draft_len == from.draft_len && few_left_out(a));
+        let source = source.filter(|(from, a)| a.recorded_draft_len == from.draft_len && few_left_out(a) && a.steps >= FEW_VERIFY_STEPS);
         let predicted = source.and_then(|(_, a)| Some(point(a, a.by_draft_len.iter().find(|p| p.draft_len == cell.draft_len)?)));
         let predicted = predicted.map(|p| match p.cost_source {
             Some(source) if source != costs_of => SweepPoint { cost_source: None, step_ratio: None, speedup: None, ci95: None, ..p },
@@ -293,7 +356,7 @@ fn compare(cells: &[Cell], reports: &[Report], costs_of: CostSource) -> Vec<Swee
         });
         let report = &reports[at];
         let own = if cell.draft == DraftKind::None { Ok(None) } else { costs(report, advices[at].as_ref(), costs_of).map(Some) };
-        let (own, unknown_because) = own.map_or_else(|why| (None, Some(why)), |own| (own, None));
+        let (own, unknown) = own.map_or_else(|unknown| (None, Some(unknown)), |own| (own, None));
         let (drafted_share, speedup_all_steps) = all_steps(cell, report, own);
         SweepCell {
             name: cell.name.clone(),
@@ -306,7 +369,8 @@ fn compare(cells: &[Cell], reports: &[Report], costs_of: CostSource) -> Vec<Swee
             recorded: recorded(cell, report, own, costs_of),
             drafted_share,
             speedup_all_steps,
-            unknown_because,
+            too_few: unknown.as_ref().is_some_and(|unknown| unknown.too_few),
+            unknown_because: unknown.map(|unknown| unknown.why),
             predicted_by: predicted.and(source.map(|(from, _)| from.name.clone())),
             predicted,
         }
@@ -341,13 +405,44 @@ mod tests {
         let mut report = report();
         let mut own = advice(&report).unwrap();
         assert_eq!(costs(&report, Some(&own), CostSource::Measured), Ok((5.51, 0.44, None)));
-        let why = costs(&report, Some(&own), CostSource::Model).unwrap_err();
-        assert!(why.contains("lacks bytes_per_draft; --draft-cost"), "{why}");
+        let Unknown { why, too_few } = costs(&report, Some(&own), CostSource::Model).unwrap_err();
+        assert!(!too_few && why.contains("lacks bytes_per_draft; --draft-cost"), "{why}");
         report.cost.as_mut().unwrap().contexts[0].decode_steps = 9;
-        assert!(costs(&report, Some(&own), CostSource::Measured).unwrap_err().starts_with("9 decode steps"));
+        let Unknown { why, too_few } = costs(&report, Some(&own), CostSource::Measured).unwrap_err();
+        assert!(too_few && why.starts_with("9 decode steps"), "{why}");
+        own.steps = 9;
+        for source in [CostSource::Measured, CostSource::Model] {
+            let Unknown { why, too_few } = costs(&report, Some(&own), source).unwrap_err();
+            assert!(too_few && why.starts_with("9 steps with drafts are too few, 10 are needed"), "{why}");
+        }
+        own.steps = 10;
         own.steps_left_out = 2;
-        let why = costs(&report, Some(&own), CostSource::Measured).unwrap_err();
+        let why = costs(&report, Some(&own), CostSource::Measured).unwrap_err().why;
         assert!(why.contains("only 10 of 12 have the most frequent 2 rows"), "{why}");
+    }
+
+    #[test]
+    fn cells_of_few_steps_are_not_compared_and_the_table_says_what_limits_it() {
+        let mut few = report();
+        few.advice.as_mut().unwrap().steps = 1;
+        few.warnings.push(Warning::new(NOISY_TIMES, "a step of 9 s"));
+        let mut noisy = report();
+        noisy.warnings.push(Warning::new(NOISY_TIMES, "a step of 9 s"));
+        let grid =
+            [Cell { name: "few".into(), ..cell(DraftKind::Mtp) }, Cell { name: "noisy".into(), draft_len: 2, ..cell(DraftKind::Mtp) }];
+        let mut found = compare(&grid, &[few.clone(), noisy.clone()], CostSource::Measured);
+        assert_eq!((found[0].too_few, found[0].ranked(), found[1].too_few, found[1].ranked()), (true, None, false, Some(0.44)));
+        assert!(unknown_costs(&found).unwrap().starts_with("few: 1 steps with drafts are too few, 10 are needed"));
+        found[0].requests = 9;
+        let warnings: Vec<_> = warnings(&found, &[few, noisy]).into_iter().map(|w| (w.code, w.message)).collect();
+        assert_eq!(warnings.iter().map(|w| w.0.as_str()).collect::<Vec<_>>(), [FEW_REQUESTS_CODE, NOISY_TIMES]);
+        // Ten requests are enough, and a cell that is not compared is not noisy.
+        assert!(
+            warnings[0].1.starts_with("1 of 2 recordings have fewer than 10 requests") && warnings[0].1.contains(": few;"),
+            "{warnings:?}"
+        );
+        assert_eq!(warnings[1].1, "noisy: a step of 9 s");
+        assert_eq!(some_of(&["a", "b", "c", "d", "e"]), "a, b, c, d and 1 more");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::estimate::{Estimate, Pairs, Shift, difference, false_discovery, log_ratio};
 use super::measure::Measure;
 use super::pairing::Pairing;
-use crate::metric::{Better, Interval, Metric};
+use crate::metric::{Better, Interval, Metric, Noise};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -79,12 +79,19 @@ pub struct Row {
     pub q: Option<f64>,
     /// Why it is not clearer, where there is something to say.
     pub note: Option<&'static str>,
+    /// Whether it is made of times that a side's report calls noisy.
+    pub noisy_times: bool,
 }
 
 impl Row {
     /// The number's name with its layer, as rules spell it.
     pub fn name(&self) -> String {
         self.layer.map_or_else(|| self.path.clone(), |layer| format!("layer:{layer}:{}", self.path))
+    }
+
+    /// Whether it is made of times of steps: every noisy number is, but for the tokens that a speedup is of.
+    pub fn is_of_times(&self) -> bool {
+        self.metric.noise == Noise::Noisy && self.metric.id != "tokens_per_step"
     }
 
     /// candidate - base.
@@ -166,7 +173,21 @@ fn row(base: Measure, candidate: Estimate, pairing: &Pairing) -> Row {
     // Exact comparisons are no tests: there is nothing to be wrong about.
     let p = change.filter(|_| method != Method::Exact).map(|shift| shift.p_zero());
     let Measure { layer, path, metric, estimate, .. } = base;
-    Row { layer, path, metric, base: estimate, candidate, method, verdict: Verdict::Unclear, change, log_change, p, q: None, note: None }
+    Row {
+        layer,
+        path,
+        metric,
+        base: estimate,
+        candidate,
+        method,
+        verdict: Verdict::Unclear,
+        change,
+        log_change,
+        p,
+        q: None,
+        note: None,
+        noisy_times: false,
+    }
 }
 
 fn verdict(row: &Row, margin: f64) -> (Verdict, Option<&'static str>) {

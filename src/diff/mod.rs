@@ -27,11 +27,12 @@ pub mod student;
 mod testing;
 
 use crate::analysis::request_totals::RequestTotals;
+use crate::metric::bounds::{FEW_REQUESTS, FEW_REQUESTS_CODE, NOISY_TIMES};
 use crate::metric::report::RunFacts;
 use crate::metric::{Noise, Report};
 use crate::trace::TraceError;
 use crate::trace::manifest::{Verification, Warning};
-use compare::{OneSided, Row, Verdict};
+use compare::{Method, OneSided, Row, Verdict};
 use gate::{Gate, Status};
 use kind::{Difference, Kind};
 use pairing::Pairing;
@@ -41,8 +42,6 @@ use source::Side;
 
 /// The value of `schema` in every comparison of this version.
 pub const SCHEMA: &str = "specprof.diff/1";
-/// Below this, intervals rest on Student's t of very few requests.
-const FEW_REQUESTS: u64 = 6;
 
 /// How to compare.
 #[derive(Debug, Clone, PartialEq)]
@@ -155,8 +154,12 @@ fn diff_numbers(sides: [Numbers<'_>; 2], rules: &Rules, options: &Options) -> Re
         let kinds: Vec<&str> = refused.iter().map(|d| d.kind.as_str()).collect();
         return Err(DiffError::Incomparable { what: what.join("; "), kinds: kinds.join(","), differences: refused });
     }
-    let (rows, one_sided) =
+    let (mut rows, one_sided) =
         compare::compare(measure::measures(base, base_totals), measure::measures(candidate, candidate_totals), &pairing, options.margin);
+    let noisy = noisy_sides(base, candidate);
+    for row in rows.iter_mut().filter(|row| row.is_of_times() && row.method != Method::Exact) {
+        row.noisy_times = !noisy.is_empty();
+    }
     let gates: Vec<Gate> = rules.rules.iter().map(|(rule, origin)| gate::hold(rule, origin, &rows, options.strict)).collect();
     let requests = (base.totals.requests, candidate.totals.requests);
     let mut comparison = Comparison {
@@ -172,7 +175,7 @@ fn diff_numbers(sides: [Numbers<'_>; 2], rules: &Rules, options: &Options) -> Re
         gates,
         warnings: Vec::new(),
     };
-    comparison.warnings = warnings(&comparison);
+    comparison.warnings = warnings(&comparison, &noisy);
     let totals = [("base", base_totals), ("candidate", candidate_totals)];
     comparison.warnings.extend(totals.into_iter().filter_map(|(side, totals)| sums_left_out(side, totals?)));
     Ok(comparison)
@@ -185,7 +188,15 @@ fn sums_left_out(side: &str, totals: &RequestTotals) -> Option<Warning> {
     totals.without_layers.then(|| Warning::new("sums_left_out", message))
 }
 
-fn warnings(c: &Comparison) -> Vec<Warning> {
+/// The sides whose reports say that a few steps decide their mean times, with what they say.
+fn noisy_sides<'a>(base: &'a Report, candidate: &'a Report) -> Vec<(&'static str, &'a str)> {
+    let of = |(side, report): (&'static str, &'a Report)| {
+        report.warnings.iter().find(|w| w.code == NOISY_TIMES).map(|w| (side, w.message.as_str()))
+    };
+    [("base", base), ("candidate", candidate)].into_iter().filter_map(of).collect()
+}
+
+fn warnings(c: &Comparison, noisy: &[(&str, &str)]) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let mut warn = |code: &str, message: String| warnings.push(Warning::new(code, message));
     if !c.pairing.known {
@@ -198,7 +209,12 @@ fn warnings(c: &Comparison) -> Vec<Warning> {
     if fewest < 2 && !exact {
         warn("one_request", "uncertainty is between requests and needs at least two of them: changes are shown, not judged".into());
     } else if fewest < FEW_REQUESTS && !exact {
-        warn("few_requests", format!("{fewest} requests: only large changes can be seen; record {FEW_REQUESTS} or more"));
+        warn(FEW_REQUESTS_CODE, format!("{fewest} requests: only large changes can be seen; record {FEW_REQUESTS} or more"));
+    }
+    if c.rows.iter().any(|row| row.noisy_times) {
+        for (side, says) in noisy {
+            warn(NOISY_TIMES, format!("verdicts and rules of times and costs rest on noisy times; of the {side}: {says}"));
+        }
     }
     for (name, run) in [("base", &c.base), ("candidate", &c.candidate)] {
         if !run.complete {
@@ -225,7 +241,7 @@ fn warnings(c: &Comparison) -> Vec<Warning> {
                 "gate_skipped",
                 format!("{}: it matches no number that both runs have; the rule was not held (with --strict it fails)", gate.rule),
             ),
-            Status::Unclear => warn("gate_unclear", format!("{}: beyond the limit, but not beyond its uncertainty", gate.rule)),
+            Status::Unclear => warn("gate_unclear", format!("{}: {}", gate.rule, gate.doubt())),
             Status::Passed | Status::Failed => {}
         }
     }

@@ -120,6 +120,15 @@ pub struct StepCost {
     pub speedup_ci95: Option<Interval>,
     /// Tokens per step of the verify steps that the speedup is of.
     pub tokens_per_step: Option<f64>,
+    /// Median over median of the times that `verify_ratio` is the ratio of means of.
+    #[serde(default)]
+    pub verify_ratio_median: Option<f64>,
+    /// The same of whole steps, beside `step_ratio`.
+    #[serde(default)]
+    pub step_ratio_median: Option<f64>,
+    /// Tokens per step / `step_ratio_median`.
+    #[serde(default)]
+    pub speedup_median: Option<f64>,
     /// The comparison over the verify steps of every number of rows; `None` where all have the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_rows: Option<AllRows>,
@@ -131,6 +140,18 @@ pub struct StepCost {
     pub verify_step_us: Option<f64>,
     /// Of a whole decode step, at the verify steps' context lengths.
     pub decode_step_us: Option<f64>,
+    /// Median time of the target's pass in a verify step, µs, over the steps of `verify_us`.
+    #[serde(default)]
+    pub verify_us_median: Option<f64>,
+    /// Median in a decode step, each weighed as in `decode_us`.
+    #[serde(default)]
+    pub decode_us_median: Option<f64>,
+    /// Median time of a whole verify step, µs.
+    #[serde(default)]
+    pub verify_step_us_median: Option<f64>,
+    /// Of a whole decode step.
+    #[serde(default)]
+    pub decode_step_us_median: Option<f64>,
     /// How verify and decode steps were matched by context length.
     pub contexts: Vec<ContextBucket>,
     /// Where the whole steps' difference comes from, in the order in which a step runs. Empty without times of operations.

@@ -1,6 +1,7 @@
 //! The cost table that `calibrate` measures: what a pass takes by its rows and its union.
 
 use super::Interval;
+use crate::trace::manifest::Warning;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,6 +50,9 @@ pub struct CostTable {
     pub draft: Option<Timed>,
     /// By rows, then union.
     pub cells: Vec<Cell>,
+    /// What limited the times when they were measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Warning>,
 }
 
 /// By whose clock a pass was timed.
@@ -275,6 +279,7 @@ mod tests {
             seed: 0,
             draft: Some(Timed { us: 5.0, ci95: None }),
             cells: vec![cell(1, 2, 10.0), cell(3, 2, 12.0), cell(3, 6, 20.0)],
+            warnings: Vec::new(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod advice;
 pub mod batch;
+pub mod bounds;
 pub mod bytes;
 pub mod cost;
 pub mod costs;

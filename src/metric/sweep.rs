@@ -2,6 +2,7 @@
 
 use super::Interval;
 use super::advice::CostSource;
+use crate::trace::manifest::Warning;
 use serde::{Deserialize, Serialize};
 
 /// The value of `schema` in every comparison of this version.
@@ -16,6 +17,12 @@ pub struct Sweep {
     pub model: String,
     /// The cells: by drafter, temperature, tag, then draft length.
     pub cells: Vec<SweepCell>,
+    /// Why costs are not measured times, by recording, where they are the model's; `None` where they are measured.
+    #[serde(default)]
+    pub measured_unused_because: Option<String>,
+    /// What limits the comparison.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
 }
 
 /// One recording of the grid.
@@ -47,6 +54,9 @@ pub struct SweepCell {
     /// Why the recorded speedup is unknown.
     #[serde(default)]
     pub unknown_because: Option<String>,
+    /// Whether that is because too few steps were recorded.
+    #[serde(default)]
+    pub too_few: bool,
     /// What the longest recording of the same drafter, temperature and tag says of this draft length; `None` for itself, and where
     /// more than a tenth of its windows are not of its draft length.
     pub predicted: Option<SweepPoint>,
@@ -59,6 +69,16 @@ impl SweepCell {
     #[must_use]
     pub fn ranked(&self) -> Option<f64> {
         if self.drafted_share.is_some() { self.speedup_all_steps } else { self.recorded.speedup }
+    }
+
+    /// The interval of [`SweepCell::ranked`]; plain decoding's is exact, of all steps of a lookup none is known.
+    #[must_use]
+    pub fn ranked_interval(&self) -> Option<Interval> {
+        match self.drafter.as_str() {
+            "none" => Some([1.0, 1.0]),
+            _ if self.drafted_share.is_some() => None,
+            _ => self.recorded.ci95,
+        }
     }
 }
 

@@ -238,6 +238,7 @@ pub fn calibrate(
         seed: grid.seed,
         draft: Timed::median(&mut drafts),
         cells: measured.collect(),
+        warnings: Vec::new(),
     }))
 }
 

@@ -43,7 +43,8 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
             out.push_str(&titled("advice", &text, options.width, options.color));
         }
         Some(advice) => {
-            let view = View { advice, options, gamma: report.run.drafter.draft_len, drafted: cost::drafted(report) };
+            let (gamma, noisy) = (report.run.drafter.draft_len, cost::is_noisy(report));
+            let view = View { advice, options, gamma, noisy, drafted: cost::drafted(report) };
             out.push_str(&view.sentences());
             out.push('\n');
             out.push_str(&view.lengths());
@@ -70,6 +71,8 @@ struct View<'a> {
     options: &'a TextOptions,
     /// The run's draft length.
     gamma: Option<u16>,
+    /// Whether the report warns of noisy times.
+    noisy: bool,
     /// Of how many of the steps it is, where some had no drafts.
     drafted: Option<String>,
 }
@@ -107,6 +110,7 @@ impl View<'_> {
             return self.lines("advice", &text) + &self.lines("", &recorded);
         };
         let source = match (a.cost_source, &a.measured_unused_because) {
+            (Some(CostSource::Measured), _) if self.noisy => "by measured step times, which are noisy (noisy_times below)".to_owned(),
             (Some(CostSource::Measured), _) => "by measured step times".to_owned(),
             (Some(CostSource::Calibrated), _) => "by a calibrated table of costs".to_owned(),
             (_, Some(why)) => format!("by the model of bytes, not by measured times ({})", plain(why)),
@@ -306,6 +310,12 @@ mod tests {
         assert!(shown(&mut report, &advice).contains("step costs are taken as exact"));
         advice.resamples_left_out = Some(0);
         assert!(shown(&mut report, &advice).contains("intervals are over requests, with the times of their steps"));
+        report.warnings.push(crate::trace::manifest::Warning::new("noisy_times", "decode steps take long"));
+        let text = shown(&mut report, &advice);
+        assert!(
+            text.contains("by measured step times, which are noisy (noisy_times below)") && text.contains("] noisy_times: decode"),
+            "{text}"
+        );
         advice.steps_left_out = 0;
         report.run.drafter.draft_len = Some(3);
         report.run.drafter.kind = "mtp".into();

@@ -2,6 +2,7 @@
 
 use super::table::{self, Column};
 use super::text::range_of;
+use crate::metric::bounds::{FEW_DECODE_STEPS, NOISY_TIMES};
 use crate::metric::cost::{ExpertCost, StepCost, TimeSource};
 use crate::metric::{Interval, Report, Unit};
 
@@ -16,6 +17,32 @@ fn whose(source: TimeSource) -> &'static str {
 
 fn time(us: f64) -> String {
     Unit::Microseconds.show(us)
+}
+
+/// Whether the report warns that a few steps decide its mean times.
+pub(super) fn is_noisy(report: &Report) -> bool {
+    report.warnings.iter().any(|warning| warning.code == NOISY_TIMES)
+}
+
+/// Whether speculation pays, as far as that can be told, with its interval.
+fn verdict(cost: &StepCost, speedup: f64, noisy: bool) -> String {
+    let (times, decodes) = (format!("{speedup:.2} times as fast"), cost.compared_decode_steps());
+    if decodes < FEW_DECODE_STEPS {
+        return format!("{decodes} decode steps are too few to tell whether speculation pays, {FEW_DECODE_STEPS} are needed; {times}");
+    }
+    let interval = range_of(cost.speedup_ci95);
+    let median = cost.speedup_median.filter(|_| noisy);
+    let by_medians = median.map_or_else(String::new, |median| format!(", {median:.2} by medians"));
+    let pays = |speedup: f64| speedup >= 1.0;
+    match cost.speedup_ci95 {
+        Some([low, high]) if low <= 1.0 && high >= 1.0 => format!("not told apart from plain decoding, {times}{interval}{by_medians}"),
+        // A few steps decide the mean, and the others say the opposite.
+        _ if median.is_some_and(|median| pays(median) != pays(speedup)) => {
+            format!("not told apart from plain decoding by such noisy times, {times}{interval}{by_medians}")
+        }
+        _ if pays(speedup) => format!("speculation pays, {times} as plain decoding{interval}{by_medians}"),
+        _ => format!("speculation loses, {times} as plain decoding{interval}{by_medians}"),
+    }
 }
 
 /// Which of the report's verify steps the cost is of, where it is not of all.
@@ -53,16 +80,14 @@ pub fn sentence(cost: &StepCost, rows: u16, report: &Report) -> Option<String> {
         range_of(cost.verify_ratio_ci95),
         range_of(cost.step_ratio_ci95)
     );
+    let noisy = is_noisy(report);
+    if let (true, Some(verify), Some(step)) = (noisy, cost.verify_ratio_median, cost.step_ratio_median) {
+        text.push_str(&format!("; the times are noisy, by medians {verify:.2} and {step:.2} times"));
+    }
     if let (Some(tokens), Some(speedup)) = (cost.tokens_per_step, cost.speedup) {
-        let times = format!("{speedup:.2} times as fast");
-        let verdict = match cost.speedup_ci95 {
-            Some([low, high]) if low <= 1.0 && high >= 1.0 => format!("not told apart from plain decoding, {times}"),
-            _ if speedup >= 1.0 => format!("speculation pays, {times} as plain decoding"),
-            _ => format!("speculation loses, {times} as plain decoding"),
-        };
-        let interval = range_of(cost.speedup_ci95);
+        let verdict = verdict(cost, speedup, noisy);
         let which = which(cost, rows, report).map_or_else(String::new, |which| format!(", {which}"));
-        text.push_str(&format!(". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}{interval}{which}"));
+        text.push_str(&format!(". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}{which}"));
         if let Some((all, [tokens, step, speedup])) = cost.all_rows.and_then(|a| Some((a, [a.tokens_per_step?, a.step_ratio?, a.speedup?])))
         {
             let interval = range_of(all.speedup_ci95);
@@ -166,7 +191,8 @@ pub fn attribution(report: &Report, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metric::cost::AllRows;
+    use crate::metric::cost::{AllRows, ContextBucket};
+    use crate::trace::manifest::Warning;
 
     fn report() -> Report {
         crate::analysis::tests::memory::Memory::new(&[1], 8, 2).report()
@@ -176,8 +202,7 @@ mod tests {
     fn the_sentence_says_which_steps_it_is_of() {
         let mut report = report();
         report.totals.verify_steps = 114;
-        let context = crate::metric::cost::ContextBucket { from: 0, to: 63, verify_steps: 56, decode_steps: 20 };
-        let cost = StepCost { contexts: vec![context], ..measured() };
+        let cost = measured();
         report.run.drafter.kind = "mtp".into();
         report.totals.decode_steps = 20;
         let text = sentence(&cost, 2, &report).unwrap();
@@ -201,17 +226,12 @@ mod tests {
             speedup: Some(1.9 / 2.2),
             speedup_ci95: None,
             tokens_per_step: Some(1.9),
-            all_rows: None,
             verify_us: Some(900.0),
             decode_us: Some(500.0),
             verify_step_us: Some(1100.0),
             decode_step_us: Some(500.0),
-            contexts: Vec::new(),
-            attribution: Vec::new(),
-            unattributed_us: None,
-            experts_split: None,
-            bytes: None,
-            model: None,
+            contexts: vec![ContextBucket { from: 0, to: 63, verify_steps: 56, decode_steps: 20 }],
+            ..StepCost::default()
         }
     }
 
@@ -240,6 +260,40 @@ mod tests {
         );
         let loses = StepCost { speedup: Some(0.93), speedup_ci95: Some([0.83, 0.99]), ..measured() };
         assert!(sentence(&loses, 2, &report()).unwrap().contains("speculation loses, 0.93 times"));
+    }
+
+    #[test]
+    fn too_few_decode_steps_are_no_verdict() {
+        let few = |decode_steps| {
+            let contexts = vec![
+                ContextBucket { from: 0, to: 63, verify_steps: 56, decode_steps },
+                // Compared with nothing, and so none of them.
+                ContextBucket { from: 64, to: 127, verify_steps: 0, decode_steps: 30 },
+            ];
+            let cost = StepCost { contexts, speedup: Some(1.2), speedup_ci95: Some([1.1, 1.3]), ..measured() };
+            sentence(&cost, 2, &report()).unwrap()
+        };
+        let text = few(9);
+        assert!(text.contains("9 decode steps are too few to tell whether speculation pays, 10 are needed; 1.20 times as fast"), "{text}");
+        assert!(!text.contains("speculation pays, 1.20") && !text.contains("1.10 to 1.30"), "{text}");
+        assert!(few(10).contains("speculation pays, 1.20 times as fast as plain decoding (95 %: 1.10 to 1.30)"));
+    }
+
+    #[test]
+    fn noisy_times_stand_beside_their_medians() {
+        let mut noisy = report();
+        noisy.warnings.push(Warning::new(NOISY_TIMES, "a step of 9 s"));
+        let medians =
+            StepCost { verify_ratio_median: Some(1.25), step_ratio_median: Some(1.5), speedup_median: Some(1.9 / 1.5), ..measured() };
+        let text = sentence(&medians, 2, &noisy).unwrap();
+        assert!(text.contains("2.20 times; the times are noisy, by medians 1.25 and 1.50 times. It breaks even"), "{text}");
+        // The mean says that it loses, the medians that it pays.
+        assert!(text.contains("not told apart from plain decoding by such noisy times, 0.86 times as fast, 1.27 by medians"), "{text}");
+        let same = StepCost { speedup_median: Some(0.9), ..medians.clone() };
+        assert!(sentence(&same, 2, &noisy).unwrap().contains("speculation loses, 0.86 times as fast as plain decoding, 0.90 by medians"));
+        // Quiet times have medians, too, and nobody needs them.
+        let text = sentence(&medians, 2, &report()).unwrap();
+        assert!(!text.contains("median") && text.contains("speculation loses"), "{text}");
     }
 
     #[test]

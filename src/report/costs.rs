@@ -1,10 +1,11 @@
 //! A cost table as text, and as the step rates that a planner of draft lengths looks up.
 
 use super::table::{Column, render};
-use super::wrap::{plain, titled};
+use super::wrap::{paragraph, plain, titled};
 use super::{TextOptions, json};
-use crate::metric::Unit;
 use crate::metric::costs::{Cell, CostTable, KernelCost, Timed, TimedBy};
+use crate::metric::{Interval, Unit};
+use crate::trace::manifest::Warning;
 use serde::Serialize;
 
 /// The value of `schema` in every table of step rates of this version.
@@ -19,11 +20,29 @@ pub struct Slopes {
     pub per_row: f64,
     /// Share of the variance that the two explain.
     pub r2: Option<f64>,
+    /// 95 % intervals of the two; `None` where a time has none.
+    pub ci95: Option<[Interval; 2]>,
 }
 
 fn us(time: Timed) -> String {
     let spread = time.ci95.map_or_else(String::new, |[low, high]| format!(" ±{:.0} %", 50.0 * (high - low) / time.us));
     Unit::Microseconds.show(time.us) + &spread
+}
+
+/// A slope's interval in brackets.
+fn between(interval: Option<Interval>) -> String {
+    let us = |us: f64| Unit::Microseconds.show(us);
+    interval.map_or_else(String::new, |[low, high]| format!(" (95 %: {} to {})", us(low), us(high)))
+}
+
+/// The warnings, numbered, below everything else.
+fn warnings(table: &CostTable, options: &TextOptions) -> String {
+    let mut out = String::new();
+    for (i, warning) in table.warnings.iter().enumerate() {
+        out.push_str(if i == 0 { "\n" } else { "" });
+        out.push_str(&paragraph(&format!("[{}] ", i + 1), &plain(&format!("{}: {}", warning.code, warning.message)), options.width));
+    }
+    out
 }
 
 /// The table: facts, what follows, a row a cell.
@@ -67,9 +86,11 @@ pub fn text(table: &CostTable, slopes: Result<&Slopes, &str>, options: &TextOpti
     }
     let cost = match slopes {
         Ok(s) => format!(
-            "{} for each distinct expert in a layer, {} for each further row{}",
+            "{}{} for each distinct expert in a layer, {}{} for each further row{}",
             Unit::Microseconds.show(s.per_expert),
+            between(s.ci95.map(|both| both[0])),
             Unit::Microseconds.show(s.per_row),
+            between(s.ci95.map(|both| both[1])),
             s.r2.map_or_else(String::new, |r2| format!(" (least squares over {} cells, R² {r2:.2})", table.cells.len()))
         ),
         Err(why) => format!("for each expert unknown: {why}"),
@@ -92,7 +113,7 @@ pub fn text(table: &CostTable, slopes: Result<&Slopes, &str>, options: &TextOpti
         Column::new("mla").optional(2).cells(part("mla")),
         Column::new("head").optional(1).cells(part("head")),
     ];
-    out + &render(columns, options.width, |_, cell| cell.to_owned()) + &kernels(table, options)
+    out + &render(columns, options.width, |_, cell| cell.to_owned()) + &kernels(table, options) + &warnings(table, options)
 }
 
 /// The kernels of the decode pass and of the widest pass, where they were told apart.
@@ -158,6 +179,8 @@ struct Rates<'a> {
     /// Steps a second of plain decoding.
     decode_steps_per_s: Option<f64>,
     rates: Vec<Rate>,
+    /// What limits the times that the rates are of.
+    warnings: Vec<Warning>,
 }
 
 /// Passes a second of some rows and distinct experts a layer.
@@ -172,10 +195,11 @@ struct Rate {
 }
 
 /// SPS(rows, union) = 10^6 / µs of a pass, as JSON; the interval's ends change places. Cells without a time are left out.
+/// `warnings` are the analysis', whatever those of the table's own file say.
 ///
 /// # Errors
 /// When it cannot be written as JSON.
-pub fn rates(table: &CostTable) -> Result<String, serde_json::Error> {
+pub fn rates(table: &CostTable, warnings: Vec<Warning>) -> Result<String, serde_json::Error> {
     let decode = table.decode().and_then(|c| Some(c.pass?.us));
     let rate = |c: &Cell| {
         let pass = c.pass?;
@@ -195,6 +219,7 @@ pub fn rates(table: &CostTable) -> Result<String, serde_json::Error> {
         context_len: table.context_len,
         decode_steps_per_s: decode.map(|us| 1e6 / us),
         rates: table.cells.iter().filter_map(rate).collect(),
+        warnings,
     })
 }
 

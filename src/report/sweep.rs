@@ -18,6 +18,31 @@ fn with_interval(value: Option<f64>, interval: Option<Interval>) -> String {
     }
 }
 
+/// The speedup, or why its place is empty.
+fn speedup(cell: &SweepCell) -> String {
+    if cell.too_few { "too few".to_owned() } else { with_interval(cell.recorded.speedup, cell.recorded.ci95) }
+}
+
+/// Recordings of the same prompts that cannot be told from the fastest one, and whether plain decoding can.
+fn as_fast(best: &SweepCell, same: &[&SweepCell]) -> String {
+    const SHOWN: usize = 4;
+    let Some([low, high]) = best.ranked_interval() else {
+        return if best.requests < 2 { "; of one request, its interval is unknown".to_owned() } else { String::new() };
+    };
+    let close =
+        |c: &&&SweepCell| c.name != best.name && c.drafter != "none" && c.ranked_interval().is_some_and(|[l, h]| l <= high && low <= h);
+    let mut names: Vec<String> = same.iter().filter(close).map(|c| plain(&c.name)).collect();
+    let more = names.len().saturating_sub(SHOWN);
+    names.truncate(SHOWN);
+    if more > 0 {
+        names.push(format!("{more} more"));
+    }
+    if best.drafter != "none" && low <= 1.0 && high >= 1.0 {
+        names.insert(0, "plain decoding".to_owned());
+    }
+    if names.is_empty() { String::new() } else { format!("; not told apart from {}", names.join(", ")) }
+}
+
 fn source(cell: &SweepCell) -> &'static str {
     match cell.recorded.cost_source {
         Some(CostSource::Measured) => "measured step times",
@@ -27,21 +52,32 @@ fn source(cell: &SweepCell) -> &'static str {
     }
 }
 
-/// The fastest recording, of how many it is that, and what is not compared for which reason.
+/// The fastest recording of each tag, of how many it is that, and what is not compared for which reason.
 fn fastest(sweep: &Sweep, options: &TextOptions) -> String {
     let line = |title: &str, text: &str| titled(title, text, options.width, options.color);
-    let known: Vec<&SweepCell> = sweep.cells.iter().filter(|c| c.ranked().is_some()).collect();
     let mut out = String::new();
-    if let Some(best) = known.iter().reduce(|best, next| if next.ranked() > best.ranked() { next } else { best }) {
+    let tags: std::collections::BTreeSet<Option<&str>> = sweep.cells.iter().map(|c| c.tag.as_deref()).collect();
+    for tag in tags {
+        // Recordings of different prompts are not compared: what is fast for one kind says nothing of another.
+        let all: Vec<&SweepCell> = sweep.cells.iter().filter(|c| c.tag.as_deref() == tag).collect();
+        let known: Vec<&SweepCell> = all.iter().copied().filter(|c| c.ranked().is_some()).collect();
+        let title = if out.is_empty() { "fastest" } else { "" };
+        let of_tag = tag.map_or_else(String::new, |tag| format!("of {}, ", plain(tag)));
+        let Some(best) = known.iter().copied().reduce(|best, next| if next.ranked() > best.ranked() { next } else { best }) else {
+            out.push_str(&line(title, &format!("{of_tag}unknown: none of {} recordings can be compared", all.len())));
+            continue;
+        };
         let with_drafts = best.drafted_share.map_or_else(String::new, |share| {
             format!(" over all its steps ({} over the {:.0} % that had drafts)", number(best.recorded.speedup), share * 100.0)
         });
-        let (speedup, few) = (number(best.ranked()), known.len() < sweep.cells.len());
-        let of = if few { format!("; of {} of {} recordings that can be compared", known.len(), sweep.cells.len()) } else { String::new() };
-        out.push_str(&line(
-            "fastest",
-            &format!("{}: {speedup} times plain decoding{with_drafts}, by {}{of}", plain(&best.name), source(best)),
-        ));
+        let (speedup, few) = (number(best.ranked()), known.len() < all.len());
+        let of = if few { format!("; of {} of {} recordings that can be compared", known.len(), all.len()) } else { String::new() };
+        let close = as_fast(best, &known);
+        let text = format!("{of_tag}{}: {speedup} times plain decoding{with_drafts}, by {}{of}{close}", plain(&best.name), source(best));
+        out.push_str(&line(title, &text));
+    }
+    if let Some(why) = &sweep.measured_unused_because {
+        out.push_str(&line("costs", &format!("by the model of bytes, not by measured times: {}", plain(why))));
     }
     let mut unknown: std::collections::BTreeMap<&str, Vec<String>> = std::collections::BTreeMap::new();
     for cell in &sweep.cells {
@@ -82,7 +118,7 @@ pub fn render(sweep: &Sweep, options: &TextOptions) -> String {
         Column::new("union").optional(7).cells(cells(&|c| number(c.recorded.union_mean))),
         Column::new("predicted").optional(4).cells(predicted(&|p| number(p.union_mean))),
         Column::new("step ratio").optional(2).cells(cells(&|c| number(c.recorded.step_ratio))),
-        Column::new("speedup").cells(cells(&|c| with_interval(c.recorded.speedup, c.recorded.ci95))),
+        Column::new("speedup").cells(cells(&speedup)),
         Column::new("predicted").optional(3).cells(predicted(&|p| number(p.speedup))),
     ];
     if sweep.cells.iter().any(|c| c.drafted_share.is_some()) {
@@ -96,6 +132,10 @@ pub fn render(sweep: &Sweep, options: &TextOptions) -> String {
                     intervals by bootstrap over requests.";
         out.push('\n');
         out.push_str(&paragraph("", note, options.width));
+    }
+    for (i, warning) in sweep.warnings.iter().enumerate() {
+        out.push_str(if i == 0 { "\n" } else { "" });
+        out.push_str(&paragraph(&format!("[{}] ", i + 1), &plain(&format!("{}: {}", warning.code, warning.message)), options.width));
     }
     out
 }
@@ -128,9 +168,15 @@ mod tests {
             drafted_share: None,
             speedup_all_steps: None,
             unknown_because: None,
+            too_few: false,
         };
-        let sweep =
-            Sweep { schema: crate::metric::sweep::SCHEMA.into(), model: "m\x1b".into(), cells: vec![cell(1, Some(1.27)), cell(2, None)] };
+        let sweep = Sweep {
+            schema: crate::metric::sweep::SCHEMA.into(),
+            model: "m\x1b".into(),
+            cells: vec![cell(1, Some(1.27)), cell(2, None)],
+            measured_unused_because: None,
+            warnings: Vec::new(),
+        };
         let text = render(&sweep, &TextOptions::default());
         assert!(text.contains("fastest     mtp-2-t0: 1.00 times"), "{text}");
         assert!(text.contains("1.25 (1.15-1.35)       1.27") && !text.contains('\x1b'), "{text}");
@@ -148,6 +194,21 @@ mod tests {
         assert!(text.contains("ngram-3-t0: 1.19 times plain decoding over all its steps (1.91 over the 19 % that had drafts)"), "{text}");
         assert!(text.contains("of 3 of 4 recordings that can be compared") && text.contains("dspark-4-t0: no bytes"), "{text}");
         assert!(text.contains("intervals   of speedups are of acceptance and unions alone: step costs are taken as exact"), "{text}");
+        // A cell of too few steps has no number, tags are ranked apart, and what cannot be told apart is named.
+        for (cell, ci95) in sweep.cells.iter_mut().zip([[0.7, 1.2], [0.9, 1.1]]) {
+            (cell.recorded.ci95, cell.tag) = (Some(ci95), Some("kind=code".into()));
+        }
+        (sweep.cells[3].too_few, sweep.cells[3].tag) = (true, Some("kind=\x1bx".into()));
+        sweep.measured_unused_because = Some("mtp-1-t0: 3 decode steps".into());
+        sweep.warnings = vec![crate::trace::manifest::Warning::new("few_requests", "4 of 4 recordings")];
+        let text = render(&sweep, &TextOptions { width: 200, ..TextOptions::default() });
+        let best = "fastest     ngram-3-t0: 1.19 times plain decoding over all its steps (1.91 over the 19 % that had drafts), by the model of bytes\n";
+        assert!(text.contains(best), "{text}");
+        let close =
+            "of kind=code, mtp-2-t0: 1.00 times plain decoding, by the model of bytes; not told apart from plain decoding, mtp-1-t0\n";
+        assert!(text.contains(close) && text.contains("of kind=?x, unknown: none of 1 recordings can be compared"), "{text}");
+        assert!(text.contains("costs       by the model of bytes, not by measured times: mtp-1-t0: 3 decode steps"), "{text}");
+        assert!(text.contains("   too few") && text.ends_with("\n[1] few_requests: 4 of 4 recordings\n"), "{text}");
         for width in [60, 80] {
             assert!(render(&sweep, &TextOptions { width, ..TextOptions::default() }).lines().all(|l| l.chars().count() <= width));
         }

@@ -152,6 +152,8 @@ fn the_built_in_model_is_measured_and_the_table_serves_advice_and_rates() {
     assert_eq!(cells, [(1, 4), (2, 4), (2, 5), (2, 6), (2, 7), (2, 8), (4, 4), (4, 7), (4, 10), (4, 13), (4, 16)]);
     let (code, text, _) = run(dir.path(), &args);
     assert!(code == 0 && text.contains("calibrated") && text.contains("a pass of 1 row; a draft"), "{text}");
+    // Seven passes a cell are enough for intervals of the slopes, whatever they are on this machine.
+    assert!(text.contains("for each distinct expert in a layer") && text.contains("(95 %: "), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
 
     // Rates are the passes' times turned over.
@@ -201,6 +203,41 @@ fn advice_has_the_costs_of_the_table() {
     let (_, text, _) = run(dir.path(), &["advise", &sample(), "--costs", &table]);
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(text.contains("by a calibrated table of costs") && text.contains("another device"), "{text}");
+}
+
+/// A table of a disturbed machine is doubted wherever it is used, whatever its own file says.
+#[test]
+fn noisy_costs_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest: Value = serde_json::from_slice(&std::fs::read(Path::new(&sample()).join("manifest.json")).unwrap()).unwrap();
+    let table = planted(dir.path(), &manifest["model"]);
+    let codes = |text: &str| -> Vec<String> {
+        let value: Value = serde_json::from_str(text).unwrap();
+        let warnings = value["warnings"].as_array().unwrap().iter().map(|w| w["code"].as_str().unwrap().to_owned());
+        warnings.filter(|code| code.starts_with("costs_")).collect()
+    };
+    let everywhere = || {
+        let (code, rates, stderr) = run(dir.path(), &["export", &table, "--format", "sps"]);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        let (code, advice, _) = run(dir.path(), &["advise", &sample(), "--costs", &table, "--json"]);
+        assert_eq!(code, 0, "{advice}");
+        assert_eq!(codes(&rates), codes(&advice));
+        codes(&rates)
+    };
+    assert_eq!(everywhere(), Vec::<String>::new());
+    let path = dir.path().join(&table);
+    let mut value: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    // The widest pass is as fast as a decode pass, and nobody is sure.
+    for (i, cell) in value["cells"].as_array_mut().unwrap().iter_mut().enumerate() {
+        let us = if i == 5 { 60.0 } else { cell["pass"]["us"].as_f64().unwrap() };
+        cell["pass"] = serde_json::json!({"us": us, "ci95": [us - 1.0, us + if i == 3 { 900.0 } else { 1.0 }]});
+    }
+    value["warnings"] = serde_json::json!([]);
+    std::fs::write(&path, value.to_string()).unwrap();
+    assert_eq!(everywhere(), ["costs_noisy", "costs_unclear", "costs_falling"]);
+    let (_, text, _) = run(dir.path(), &["advise", &sample(), "--costs", &table]);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("costs_falling: 1 of 6 passes take less time than one of fewer rows"), "{text}");
 }
 
 #[test]

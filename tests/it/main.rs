@@ -18,6 +18,7 @@ mod import;
 mod inspect;
 mod kernels;
 mod layers;
+mod noisy;
 mod pages;
 mod partial;
 mod paths;

@@ -60,6 +60,8 @@ fn the_longest_recording_predicts_the_shorter_ones() {
     // A lookup finds nothing now and then, so its recordings have decode steps and measured times; one table has one source all the same.
     let sources: Vec<&Value> = cells.iter().map(|c| &c["recorded"]["cost_source"]).filter(|s| !s.is_null()).collect();
     assert!(sources.len() >= 3 && sources.iter().all(|s| *s == sources[0]), "{sources:?}");
+    // The model's, for the recordings of mtp have no decode steps; and that is said.
+    assert_eq!(found["measured_unused_because"].is_string(), sources[0] == "model", "{found}");
     // Greedy decoding emits the same tokens whatever the drafts.
     let hash = |name: &str| {
         let manifest: Value = serde_json::from_slice(&fs::read(dir.path().join("s").join(name).join("manifest.json")).unwrap()).unwrap();
@@ -104,6 +106,14 @@ fn tags_are_recorded_apart_and_input_is_checked_before_anything_runs() {
     let found = comparison(&mut sweep(dir.path(), &args));
     let cells: Vec<_> = found["cells"].as_array().unwrap().iter().map(|c| (c["tag"].as_str(), c["requests"].as_u64())).collect();
     assert_eq!(cells, [(Some("kind=k0"), Some(2)), (Some("kind=k1"), Some(2))]);
+
+    // Too few steps have no speedup, each tag is ranked apart, and it is said why there are no measured times.
+    assert!(found["cells"].as_array().unwrap().iter().all(|c| c["too_few"] == true && c["recorded"]["speedup"].is_null()), "{found}");
+    assert_eq!(found["warnings"][0]["code"], "few_requests");
+    let text = sweep(dir.path(), &args).assert().success();
+    let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
+    assert!(text.contains("fastest     of kind=k0, unknown: none of 1 recordings can be compared"), "{text}");
+    assert!(text.matches("  too few\n").count() == 2 && text.contains("[1] few_requests: 2 of 2 recordings"), "{text}");
 
     let bad = |args: &[&str]| sweep_into(dir.path(), "new", args).assert().code(2).stdout("");
     bad(&["--by-tag", "nobody"]).stderr(contains("no prompt has this tag"));

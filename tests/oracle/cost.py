@@ -52,6 +52,34 @@ def means(db, rows, values):
     return plain("verify"), plain("decode")
 
 
+def medians(db, rows, column):
+    """Medians of steps, verify and decode, each step with the weight that it has in `means`."""
+    steps = db.execute(f"select phase, octave, {column}, step_id from timed where phase = 'decode' or rows = {rows}").fetchall()
+    n = {}
+    for phase, octave, *_ in steps:
+        n[octave, phase] = n.get((octave, phase), 0) + 1
+    both = {o for o, p in n if p == "verify" and (o, "decode") in n}
+    found = []
+    for phase in ["verify", "decode"]:
+        weight = lambda o: n[o, "verify"] / n[o, "decode"] if both and phase == "decode" else 1.0
+        times = sorted((ns, step, weight(o)) for p, o, ns, step in steps if p == phase and (not both or o in both))
+        half, below, median = sum(w for *_, w in times) / 2, 0.0, None
+        for i, (ns, _, w) in enumerate(times):
+            below += w
+            if below >= half * (1 - 1e-9):
+                other = times[i + 1][0] if below <= half * (1 + 1e-9) and i + 1 < len(times) else ns
+                median = (ns + other) / 2
+                break
+        total = sum(w * ns for ns, _, w in times)
+        mean = total / (2 * half) if times else None
+        share = max(((w * ns, ns, w) for ns, _, w in times), default=None)
+        noisy = bool(times) and (
+            max(mean / median, median / mean) > 1.5 or (len(times) >= 10 and share[2] * (share[1] - median) / total > 0.1)
+        )
+        found.append((median, noisy))
+    return found
+
+
 def ratio_interval(db, rows, column):
     """Bootstrap over requests of the matched ratio."""
     cells = {}
@@ -155,7 +183,7 @@ def check(db, report, manifest, rows, layers, k, same, failures):
         return
     prepare(db, manifest, k, has_kernels)
     resamples = Resamples(db, rows)
-    ratios = {}
+    ratios, of_medians, noisy = {}, {}, False
     for name, column in [("verify_ratio", "pass"), ("step_ratio", "step")]:
         verify, decode = means(db, rows, f"select step_id, {column} as x from timed")
         ratios[name] = verify / decode if verify and decode else None
@@ -163,6 +191,12 @@ def check(db, report, manifest, rows, layers, k, same, failures):
         prefix = "" if column == "pass" else "_step"
         same(f"cost.verify{prefix}_us", cost[f"verify{prefix}_us"], verify / 1000 if verify else None)
         same(f"cost.decode{prefix}_us", cost[f"decode{prefix}_us"], decode / 1000 if decode else None)
+        (verify, verify_noisy), (decode, decode_noisy) = medians(db, rows, column)
+        noisy = noisy or verify_noisy or decode_noisy
+        same(f"cost.verify{prefix}_us_median", cost[f"verify{prefix}_us_median"], verify / 1000 if verify else None)
+        same(f"cost.decode{prefix}_us_median", cost[f"decode{prefix}_us_median"], decode / 1000 if decode else None)
+        of_medians[name] = verify / decode if ratios[name] is not None else None
+        same(f"cost.{name}_median", cost[f"{name}_median"], of_medians[name])
         expected, found = ratio_interval(db, rows, column), cost[f"{name}_ci95"]
         if ratios[name] is None or expected is None or found is None:
             same(f"cost.{name}_ci95", found, None if ratios[name] is None else expected)
@@ -172,6 +206,8 @@ def check(db, report, manifest, rows, layers, k, same, failures):
     tokens = db.execute(f"select avg(accepted + 1) from timed where phase = 'verify' and rows = {rows}").fetchone()[0]
     same("cost.tokens_per_step", cost["tokens_per_step"], tokens)
     same("cost.speedup", cost["speedup"], tokens / ratios["step_ratio"] if ratios["step_ratio"] else None)
+    same("cost.speedup_median", cost["speedup_median"], tokens / of_medians["step_ratio"] if of_medians["step_ratio"] else None)
+    same("warnings: noisy_times", any(w["code"] == "noisy_times" for w in report["warnings"]), noisy)
     if cost["bytes"]:
         size = manifest["model"]["bytes_per_expert"]
         total, wasted = db.execute(f"select sum(u), sum(wasted) from unions where rows = {rows}").fetchone()

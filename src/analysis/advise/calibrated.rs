@@ -3,15 +3,17 @@
 use super::step_cost::{Coefficients, StepCost};
 use crate::analysis::Options;
 use crate::analysis::cost::regression::{Plane, plane};
-use crate::analysis::stats::normals;
-use crate::metric::Unit;
+use crate::analysis::stats::{normals, percentile_interval};
 use crate::metric::advice::CostSource;
 use crate::metric::costs::{CostTable, Timed};
+use crate::metric::{Interval, Unit};
 use crate::trace::manifest::{Manifest, ModelShape};
 use rayon::prelude::*;
 
 /// Share of the variance that experts and rows must explain for their costs to be used.
 const MIN_R2: f64 = 0.5;
+/// Times that are drawn for the intervals of slopes, at most: of a table of very many cells there are fewer resamples.
+const MAX_DRAWN: usize = 1 << 25;
 
 /// What a table's passes cost: µs for each distinct expert in one layer, µs for each further row, and the share of the variance that the
 /// two explain; the plane of least squares through the cells' medians.
@@ -120,7 +122,6 @@ fn timed(table: &CostTable) -> Option<Vec<Timed>> {
 /// A cell of 20 µs (18 to 22) is drawn with a standard deviation of 4 / (2 x 1.96) = 1.02 µs.
 pub fn draws(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>, options: &Options) -> Option<Vec<Option<Coefficients>>> {
     let drafting = Drafting::of(table, manifest, draft_cost).ok()?;
-    let deviation = |time: &Timed| time.ci95.map(|[low, high]| (high - low) / (2.0 * 1.96));
     let timed = timed(table)?;
     let deviations: Vec<f64> = timed.iter().map(deviation).collect::<Option<_>>()?;
     let of_draft = match drafting {
@@ -135,6 +136,27 @@ pub fn draws(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>, op
         costs.are_costs().then_some(costs)
     };
     Some((0..options.resamples).into_par_iter().map(draw).collect())
+}
+
+/// 95 % intervals of the slopes, µs for each distinct expert in one layer and for each further row, from the draws of [`draws`]; `None` where a
+/// time has no interval, or there are no slopes.
+pub fn slope_intervals(table: &CostTable, options: &Options) -> Option<[Interval; 2]> {
+    slopes(table).ok()?;
+    let timed = timed(table)?;
+    let deviations: Vec<f64> = timed.iter().map(deviation).collect::<Option<_>>()?;
+    let draw = |resample: usize| {
+        let normal = normals((resample, options.seed), table.cells.len() + 1);
+        let passes: Vec<f64> = timed.iter().zip(&deviations).zip(&normal).map(|((pass, sd), z)| pass.us + sd * z).collect();
+        coefficients(table, &passes, |_| 0.0).map_or_else(|| vec![f64::NAN; 2], |(costs, _)| vec![costs.per_expert, costs.per_row])
+    };
+    let resamples = options.resamples.min(MAX_DRAWN / table.cells.len().max(1)).max(100);
+    let draws: Vec<Vec<f64>> = (0..resamples).into_par_iter().map(draw).collect();
+    Some([percentile_interval(&draws, 0)?, percentile_interval(&draws, 1)?])
+}
+
+/// Standard deviation of the law that a time is drawn from; `None` of one without an interval.
+fn deviation(time: &Timed) -> Option<f64> {
+    time.ci95.map(|[low, high]| (high - low) / (2.0 * 1.96))
 }
 
 impl StepCost {
@@ -192,14 +214,13 @@ impl StepCost {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::analysis::stats::percentile_interval;
     use crate::analysis::tests::memory::manifest;
     use crate::metric::costs::{Cell, MeasuredModel, SCHEMA};
     use proptest::prelude::*;
 
-    fn table(cells: &[(u16, u16, f64)]) -> CostTable {
+    pub fn table(cells: &[(u16, u16, f64)]) -> CostTable {
         let cell = |&(rows, union, us): &(u16, u16, f64)| Cell {
             rows,
             union,
@@ -232,6 +253,7 @@ mod tests {
             seed: 0,
             draft: Some(Timed { us: 4.0, ci95: None }),
             cells: cells.iter().map(cell).collect(),
+            warnings: Vec::new(),
         }
     }
 
@@ -325,6 +347,22 @@ mod tests {
         });
         let share = held.count() as f64 / 600.0;
         assert!((0.93..=0.985).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn slopes_are_as_unsure_as_the_cells() {
+        // On cells at the corners of a rectangle, two experts and two rows apart, a slope is half the difference of means of two times: its
+        // standard deviation is that of a time, 1 µs, over 2; an expert in one of two layers is half of that.
+        let mut table = table(&[(1, 2, 50.0), (1, 4, 58.0), (3, 2, 60.0), (3, 4, 68.0)]);
+        let options = Options { resamples: 2000, seed: 5 };
+        assert_eq!(slope_intervals(&table, &options), None);
+        table.cells.iter_mut().flat_map(|c| &mut c.pass).for_each(|pass| pass.ci95 = Some([pass.us - 1.96, pass.us + 1.96]));
+        let [per_expert, per_row] = slope_intervals(&table, &options).unwrap();
+        let near = |[low, high]: Interval, middle: f64, half: f64| {
+            assert!((low - (middle - half)).abs() < 0.12 && (high - (middle + half)).abs() < 0.12, "{low} {high}");
+        };
+        near(per_expert, 2.0, 0.49);
+        near(per_row, 5.0, 0.98);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod confidence;
 mod doubt;
 mod prefixes;
 mod step_cost;
+mod table_doubt;
 #[cfg(test)]
 mod tests;
 
@@ -16,17 +17,17 @@ use super::steps::Step;
 use super::{Input, Options, Wanted};
 use crate::metric::Interval;
 use crate::metric::advice::{Advice, Best, Budget, CostSource, DraftLength, GroupAdvice, WhatIf};
+use crate::metric::bounds::FEW_REQUESTS;
 use crate::metric::report::{Overall, Report};
 use crate::trace::manifest::WindowCompleteness;
-pub use calibrated::{fits, slopes};
+pub use calibrated::{fits, slope_intervals, slopes};
 use doubt::{Costs, Doubt, Drawn, Row, Whose};
 use prefixes::{DraftSums, Ideal, Point, Windows, best, curve, point};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use step_cost::{Coefficients, Recorded, StepCost};
+pub use table_doubt::warnings as table_warnings;
 
-/// Below this number of requests the bootstrap's intervals are too narrow.
-const FEW_REQUESTS: usize = 10;
 /// Shares of the gate mass that budgets of experts are looked for at.
 const BUDGET_MASS: [f64; 6] = [0.8, 0.9, 0.95, 0.98, 0.99, 0.999];
 
@@ -101,7 +102,9 @@ pub fn advice(
     ];
     assumptions.extend(cost.iter().flat_map(|c| c.assumptions.clone()));
     assumptions.extend(costs.assumption());
-    if (2..FEW_REQUESTS).contains(&requests.len()) {
+    // Where these are all requests, the report's own warning says it.
+    let few = (2..FEW_REQUESTS).contains(&(requests.len() as u64));
+    if few && requests.len() != report.by_request.iter().filter(|r| r.verify_steps > 0).count() {
         assumptions.push(format!("intervals come from {} requests; of fewer than {FEW_REQUESTS} they are too narrow", requests.len()));
     }
     assumptions.push("the best of several draft lengths is chosen and judged by the same steps".to_owned());

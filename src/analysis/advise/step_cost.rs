@@ -8,12 +8,10 @@
 
 use crate::analysis::cost::MeasuredTimes;
 use crate::metric::advice::CostSource;
+use crate::metric::bounds::FEW_DECODE_STEPS;
 use crate::metric::cost::TimeSource;
 use crate::metric::{Report, Unit};
 use crate::trace::manifest::Manifest;
-
-/// Fewer decode steps than this are no measure of one.
-const FEW_DECODE_STEPS: u64 = 10;
 
 /// What a step costs by its parts, all in one unit.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -1,5 +1,6 @@
 //! Operations and step times to integer sums, in one pass over the operations.
 
+use super::noise::Lasted;
 use super::ratios::Cell;
 use super::regression::Moments;
 use super::times::RequestTimes;
@@ -103,6 +104,8 @@ pub(super) struct Collected {
     pub compared: Compared,
     /// Verify steps of every number of rows, and decode steps.
     pub all_rows: Compared,
+    /// The steps of `compared`, one by one.
+    pub lasted: Vec<Lasted>,
     /// `[buckets][slots + 1][components][2]`, ns; the last place is outside the routed layers.
     sums: Vec<u64>,
     /// The same by request.
@@ -362,6 +365,8 @@ impl<'a> Collector<'a> {
         let (key, tokens) = ((request, bucket, phase), u64::from(row.accepted) + 1);
         if compared {
             self.out.compared.add(key, pass, whole, tokens);
+            let (bucket, phase, of_baseline) = (bucket as u8, phase as u8, tables.decode_only);
+            self.out.lasted.push(Lasted { step_id: row.step_id, bucket, phase, of_baseline, pass, whole });
         }
         self.out.all_rows.add(key, pass, whole, tokens);
         Some(Kind { phase, request, bucket, compared })

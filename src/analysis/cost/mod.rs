@@ -1,11 +1,12 @@
 //! What steps and experts cost: times joined with unions, verify steps matched with decode steps.
 //!
 //! `collect` reads the operations once into integer sums; `regression` fits experts' times, `ratios` compares steps, `draws` has both by
-//! resample, `times` says how sure mean times are, `bytes` answers with bytes where no time was measured.
+//! resample, `times` says how sure mean times are, `noise` whether a few steps decide them, `bytes` answers with bytes where no time was measured.
 
 mod bytes;
 mod collect;
 mod draws;
+mod noise;
 mod ratios;
 pub(in crate::analysis) mod regression;
 #[cfg(test)]
@@ -16,12 +17,14 @@ use super::pass::{PassCounts, Plan};
 use super::steps::{StepRow, StepTable};
 use super::{AnalysisError, Input, Options};
 use crate::metric::Interval;
+use crate::metric::bounds::{FEW_DECODE_STEPS, NOISY_TIMES};
 use crate::metric::cost::{AllRows, Attribution, ComponentTime, ExpertsSplit, LayerTime, StepCost, TimeSource};
 use crate::metric::report::Report;
 use crate::trace::manifest::{BATCHED_PASSES, Manifest, Warning, WindowCompleteness, word};
 use crate::trace::{Component, Kernels, Phase};
 use collect::{Collected, Collector, Place};
 pub(in crate::analysis) use draws::{MeasuredTimes, TimeDraws};
+use noise::Middles;
 use ratios::{Draws, Matched};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,9 +72,6 @@ pub struct Baseline<'a> {
     /// Their times.
     pub timed: Timed<'a>,
 }
-
-/// Fewer decode steps than this give a ratio that a single disturbed step decides.
-const FEW_DECODE_STEPS: u64 = 10;
 
 /// Whose times a trace has; `None` when those that it has are nobody's.
 fn source_of(manifest: &Manifest, timed: &Timed<'_>) -> Option<TimeSource> {
@@ -171,11 +171,12 @@ pub fn fill(
         }
         slopes = fits.slopes;
     }
+    let middles = Middles::of(&collected.lasted, &collected.compared.buckets);
     if report.overall.is_some() || collected.has_steps() {
         let all_rows = all_rows(&collected, &requests, input.manifest.acceptance_known, options);
-        report.cost = Some(step_cost(report, input, &collected, source, (&ratios, all_rows)));
+        report.cost = Some(step_cost(report, input, &collected, source, (&ratios, all_rows, &middles)));
     }
-    Ok(Filled { warnings: warnings(report, input, &collected, source), draws: TimeDraws::join(requests, &ratios, &slopes) })
+    Ok(Filled { warnings: warnings(report, input, (&collected, &middles), source), draws: TimeDraws::join(requests, &ratios, &slopes) })
 }
 
 fn check_baseline(manifest: &Manifest, baseline: &Baseline<'_>, source: TimeSource) -> Result<(), AnalysisError> {
@@ -248,7 +249,7 @@ fn step_cost(
     input: &Input<'_>,
     collected: &Collected,
     source: Option<TimeSource>,
-    (draws, all_rows): (&Draws, Option<AllRows>),
+    (draws, all_rows, middles): (&Draws, Option<AllRows>, &Middles),
 ) -> StepCost {
     let matched = Matched::of(&collected.compared.buckets);
     let intervals = draws.intervals();
@@ -258,6 +259,9 @@ fn step_cost(
     let tokens_per_step = collected.compared.tokens_per_step().filter(|_| input.manifest.acceptance_known);
     let speedup = tokens_per_step.zip(step_ratio).map(|(tokens, ratio)| tokens / ratio);
     let known = |value: Option<f64>, interval| value.and(interval);
+    let median = |of: [Option<noise::Middle>; 2], phase: usize| of[phase].map(|middle| us(middle.median));
+    // Beside a ratio that is known, and of the same steps.
+    let step_ratio_median = step_ratio.and(Middles::ratio(middles.whole));
     let attribution = attribution(collected);
     let delta = matched.map(|m| us(m.verify_step_ns - m.decode_step_ns));
     let accounted: Option<f64> = attribution.iter().map(|a| a.delta_us).try_fold(0.0, |sum, d| Some(sum + d?));
@@ -274,11 +278,18 @@ fn step_cost(
         speedup,
         speedup_ci95: known(speedup, intervals.speedup),
         tokens_per_step,
+        verify_ratio_median: verify_ratio.and(Middles::ratio(middles.pass)),
+        step_ratio_median,
+        speedup_median: tokens_per_step.zip(step_ratio_median).map(|(tokens, ratio)| tokens / ratio),
         all_rows,
         verify_us: collected.verify_mean_ns(|c| c.pass_ns).map(us).filter(|_| !hidden),
         decode_us: matched.map(|m| m.decode_ns).or_else(|| collected.decode_mean_ns(|c| c.pass_ns)).map(us),
         verify_step_us: collected.verify_mean_ns(|c| c.step_ns).map(us),
         decode_step_us: matched.map(|m| m.decode_step_ns).or_else(|| collected.decode_mean_ns(|c| c.step_ns)).map(us),
+        verify_us_median: median(middles.pass, collect::VERIFY).filter(|_| !hidden),
+        decode_us_median: median(middles.pass, collect::DECODE),
+        verify_step_us_median: median(middles.whole, collect::VERIFY),
+        decode_step_us_median: median(middles.whole, collect::DECODE),
         contexts: collected.contexts(),
         unattributed_us: if attribution.is_empty() { None } else { delta.zip(accounted).map(|(d, a)| d - a) },
         attribution: attribution.into_iter().map(share).collect(),
@@ -329,7 +340,7 @@ fn experts_split(report: &Report, attribution: &[Attribution]) -> Option<Experts
     Some(ExpertsSplit { union_us, shape_us: delta - union_us })
 }
 
-fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: Option<TimeSource>) -> Vec<Warning> {
+fn warnings(report: &Report, input: &Input<'_>, (collected, middles): (&Collected, &Middles), source: Option<TimeSource>) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let mut warn = |code: &str, message: String| warnings.push(Warning::new(code, message));
     if !input.manifest.host_times && source != Some(TimeSource::Device) && report.totals.steps > 0 {
@@ -364,8 +375,27 @@ fn warnings(report: &Report, input: &Input<'_>, collected: &Collected, source: O
         let message = "no plain decode step was recorded: the verify ratio is unknown; record with --baseline-steps, or give a trace of \
                        plain decoding with --baseline";
         warn("no_decode_steps", message.into());
-    } else if verify > 0 && decode < FEW_DECODE_STEPS {
-        warn("few_decode_steps", format!("only {decode} decode steps: their mean, and every ratio, is uncertain beyond its interval"));
+    }
+    // As many as advice asks for.
+    let compared = cost.compared_decode_steps();
+    if (1..FEW_DECODE_STEPS).contains(&compared) {
+        let message = format!(
+            "only {compared} decode steps at the verify steps' context lengths: their mean, and every ratio, is uncertain beyond its interval; \
+             {FEW_DECODE_STEPS} are needed (record with --baseline-steps, or give --baseline)"
+        );
+        warn("few_decode_steps", message);
+    }
+    if let Some(noise) = middles.noise() {
+        let medians = match (cost.verify_ratio_median, cost.step_ratio_median) {
+            (Some(verify), Some(step)) => format!(" (of medians they are {verify:.2} and {step:.2})"),
+            (None, Some(step)) => format!(" (the step ratio of medians is {step:.2})"),
+            (_, None) => String::new(),
+        };
+        let message = format!(
+            "{noise}: ratios are of means, which a few steps decide{medians}; record again on a quiet machine, with more requests, or with \
+             --warmup where the first steps are the long ones"
+        );
+        warn(NOISY_TIMES, message);
     }
     let left_out: u64 = cost.contexts.iter().filter(|c| c.decode_steps == 0).map(|c| c.verify_steps).sum();
     if decode > 0 && left_out > 0 {

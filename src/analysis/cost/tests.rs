@@ -3,6 +3,7 @@
 use crate::analysis::StepTime;
 use crate::analysis::steps::StepRow;
 use crate::analysis::tests::memory::{Memory, Route};
+use crate::metric::advice::CostSource;
 use crate::metric::cost::{ContextBucket, TimeSource};
 use crate::metric::report::Report;
 use crate::trace::manifest::{BATCHED_PASSES, Warning};
@@ -310,6 +311,55 @@ fn contexts_that_do_not_meet_are_left_out_and_told() {
     let warning = report.warnings.iter().find(|w| w.code == "context_mismatch").unwrap();
     assert!(warning.message.starts_with("3 of 9"), "{}", warning.message);
     assert!(code(&report, "few_decode_steps") && cost.verify_ratio.is_some());
+}
+
+#[test]
+fn a_disturbed_step_is_named_and_the_medians_do_not_move() {
+    let trace = Planted::new(5, |union, _| 20_000.0 + 2_000.0 * union, 500.0).requests(12, &|_| 3, &|_| 0.3);
+    let calm = trace.report();
+    assert!(!code(&calm, "noisy_times") && !code(&calm, "few_requests") && !code(&calm, "few_decode_steps"));
+    let mut noisy = trace.clone();
+    // Steps go verify, verify, decode: step 20 is a decode step, and it now takes a hundred times as long.
+    let time = &mut noisy.times[20];
+    (time.step_ns, time.target_ns) = (100 * time.step_ns, 100 * time.target_ns);
+    let report = noisy.report();
+    let message = &report.warnings.iter().find(|w| w.code == "noisy_times").unwrap().message;
+    assert!(
+        message.starts_with("decode steps take ") && message.contains("step 20 (") && !message.contains("verify steps take"),
+        "{message}"
+    );
+    let (calm, cost) = (calm.cost.unwrap(), report.cost.unwrap());
+    assert!(cost.step_ratio.unwrap() < 0.5 * calm.step_ratio.unwrap());
+    // One step more above the middle: the next one is a little longer.
+    assert!((cost.step_ratio_median.unwrap() / calm.step_ratio_median.unwrap() - 1.0).abs() < 0.02);
+    let medians = cost.verify_step_us_median.unwrap() / cost.decode_step_us_median.unwrap();
+    assert_eq!((cost.step_ratio_median, cost.speedup_median), (Some(medians), Some(cost.tokens_per_step.unwrap() / medians)));
+    // A step that no octave compares is none of the mean.
+    noisy.times[20].context_len = 5000;
+    assert!(!code(&noisy.report(), "noisy_times"));
+    // Where there is no ratio, there is none of medians.
+    noisy.times.iter_mut().zip(&noisy.steps).filter(|(_, s)| s.phase == Phase::Decode).for_each(|(t, _)| t.context_len = 5000);
+    let cost = noisy.report().cost.unwrap();
+    assert_eq!((cost.step_ratio, cost.step_ratio_median, cost.verify_ratio_median, cost.speedup_median), (None, None, None, None));
+    assert!(cost.verify_us_median.is_some() && cost.decode_us_median.is_some());
+}
+
+#[test]
+fn advice_by_a_slope_that_is_not_told_apart_from_0_is_doubted() {
+    let report = |seed: u64, per_expert: f64| {
+        let experts: Experts = if per_expert > 0.0 { |union, _| 20_000.0 + 2_000.0 * union } else { |_, _| 40_000.0 };
+        Planted::new(seed, experts, 4_000.0).requests(12, &|_| 3, &|p| p.unit()).report()
+    };
+    // Experts that cost nothing: half of the seeds have a slope above 0 by chance, and advice goes by it.
+    let by_chance = (0..20).map(|seed| report(seed, 0.0)).find(|report| {
+        let cost = report.overall.as_ref().unwrap().cost.as_ref().unwrap();
+        cost.us_per_expert.unwrap() > 0.0 && within(cost.ci95, 0.0)
+    });
+    let by_chance = by_chance.unwrap();
+    assert!(code(&by_chance, "costs_unclear"), "{:?}", by_chance.warnings);
+    let planted = report(1, 2.0);
+    assert_eq!(planted.advice.as_ref().unwrap().cost_source, Some(CostSource::Measured));
+    assert!(!code(&planted, "costs_unclear"));
 }
 
 #[test]

@@ -175,8 +175,8 @@ const PASSED_OVER: [&str; 5] = ["schema", "run", "warnings", "identity", "tags"]
 /// What a key's number can be; `None` of a key that this build does not know.
 pub(super) fn rule(key: &str) -> Option<(Range, Null)> {
     let of = |key: &str| KEYS.iter().find(|(keys, ..)| keys.contains(&key)).map(|&(_, range, null)| (range, null));
-    // An interval is unknown more often than its number.
-    of(key).or_else(|| key.strip_suffix("_ci95").and_then(of).map(|(range, _)| (range, Fine)))
+    // An interval or a median is unknown more often than its number.
+    of(key).or_else(|| ["_ci95", "_median"].iter().find_map(|end| of(key.strip_suffix(end)?)).map(|(range, _)| (range, Fine)))
 }
 
 /// Checks every number of a report's JSON by its key.

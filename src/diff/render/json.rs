@@ -49,6 +49,7 @@ struct Metric<'a> {
     q: Option<f64>,
     detectable: Option<f64>,
     note: Option<&'static str>,
+    noisy_times: bool,
 }
 
 fn metric(row: &Row) -> Metric<'_> {
@@ -77,6 +78,7 @@ fn metric(row: &Row) -> Metric<'_> {
         q: row.q,
         detectable: row.detectable(),
         note: row.note,
+        noisy_times: row.noisy_times,
     }
 }
 
@@ -108,7 +110,10 @@ fn gate(gate: &Gate) -> Value {
         Origin::CommandLine => ("command_line".to_owned(), None),
         Origin::File { path, line } => (path.display().to_string(), Some(*line)),
     };
-    let finding = |f: &Finding| json!({"name": f.name, "value": f.value, "ci95": f.interval.filter(finite), "q": f.q, "beyond": f.beyond, "failed": f.failed});
+    let finding = |f: &Finding| {
+        json!({"name": f.name, "value": f.value, "ci95": f.interval.filter(finite), "q": f.q, "beyond": f.beyond, "failed": f.failed,
+               "unclear": f.unclear, "noisy_times": f.noisy_times})
+    };
     let status: Status = gate.status;
     json!({
         "rule": gate.rule.to_string(),

@@ -34,7 +34,7 @@ fn case(gate: &Gate) -> String {
             format!("<failure type=\"regression\" message=\"{line}\">{}</failure>", escape(&all.join("\n")))
         }
         Status::Passed => format!("<system-out>{line}</system-out>"),
-        Status::Unclear => format!("<system-out>beyond the limit, but not beyond its uncertainty: {line}</system-out>"),
+        Status::Unclear => format!("<system-out>unclear, {}: {line}</system-out>", gate.doubt()),
     };
     format!("{open}{inner}</testcase>\n")
 }

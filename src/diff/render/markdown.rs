@@ -5,7 +5,7 @@ use super::super::compare::{Row, Verdict};
 use super::super::gate::Status;
 use super::{
     change, curves, detectable, escape_markdown, facts, gate_line, headline, interval, label, layer_unions, origin, pairing, scalars,
-    sensitivity, status, tally,
+    sensitivity, status, tally, verdict,
 };
 
 /// The most bytes of a comment on GitHub; what is longer is cut at a line.
@@ -97,12 +97,12 @@ fn table<'a>(rows: impl Iterator<Item = &'a Row>, name: impl Fn(&Row) -> String,
     let mut out =
         format!("| {title} | base | candidate | change | 95 % interval | could see | verdict |\n|:---|---:|---:|---:|---:|---:|:---|\n");
     for row in rows {
-        let verdict = row.verdict.as_str();
-        let verdict = if row.verdict == Verdict::Worse { format!("**{verdict}**") } else { verdict.to_owned() };
+        let said = verdict(row);
+        let said = if row.verdict == Verdict::Worse { format!("**{said}**") } else { said };
         let show = |value: f64| row.metric.unit.show(value);
         let cells = [name(row), show(row.base.value), show(row.candidate.value), change(row), interval(row), detectable(row)]
             .map(|c| escape_markdown(&c));
-        out.push_str(&format!("| {} | {verdict} |\n", cells.join(" | ")));
+        out.push_str(&format!("| {} | {said} |\n", cells.join(" | ")));
     }
     out
 }

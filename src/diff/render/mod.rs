@@ -167,7 +167,8 @@ fn finding(gate: &Gate, f: &Finding) -> String {
         Some(limits) => bracket(limits.map(show)),
         None => "uncertainty unknown".to_owned(),
     };
-    format!("{} {}, {interval}", f.name, show(f.value))
+    let noisy = if f.noisy_times { ", by noisy times" } else { "" };
+    format!("{} {}, {interval}{noisy}", f.name, show(f.value))
 }
 
 /// A gate on one line: its worst number, and how many others fail.
@@ -176,6 +177,12 @@ fn gate_line(gate: &Gate) -> String {
     let others = gate.findings.iter().skip(1).filter(|f| f.failed).count();
     let more = if others > 0 { format!(" and {} more", counted(others as u64, "layer")) } else { String::new() };
     format!("{}{more}", finding(gate, worst))
+}
+
+/// A row's verdict, with what it rests on.
+fn verdict(row: &Row) -> String {
+    let noisy = if row.noisy_times { " (noisy times)" } else { "" };
+    format!("{}{noisy}", row.verdict.as_str())
 }
 
 /// Where a rule is from, in words.
@@ -207,10 +214,11 @@ fn headline(c: &Comparison) -> String {
     } else if failed > 0 {
         format!("{failed} of {} failed", counted(c.gates.len() as u64, "rule"))
     } else {
-        match c.gates.iter().filter(|g| g.held_nothing()).count() as u64 {
-            0 => "no rule failed".to_owned(),
-            n => format!("no rule failed, but {} matched nothing", counted(n, "rule")),
-        }
+        let nothing = c.gates.iter().filter(|g| g.held_nothing()).count() as u64;
+        let unclear = c.gates.iter().filter(|g| g.status == Status::Unclear).count() as u64;
+        let but = [(nothing, "matched nothing"), (unclear, "cannot be told")].into_iter().filter(|(n, _)| *n > 0);
+        let but: Vec<String> = but.map(|(n, what)| format!("{} {what}", counted(n, "rule"))).collect();
+        if but.is_empty() { "no rule failed".to_owned() } else { format!("no rule failed, but {}", but.join(" and ")) }
     };
     format!("{gates}; {worse} worse, {better} better of {}", counted(c.rows.iter().filter(|r| r.layer.is_none()).count() as u64, "number"))
 }

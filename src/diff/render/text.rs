@@ -5,7 +5,7 @@ use super::super::compare::{Row, Verdict};
 use super::super::gate::Status;
 use super::{
     change, curves, detectable, facts, gate_line, headline, interval, label, layer_unions, origin, pairing, scalars, sensitivity, status,
-    tally,
+    tally, verdict,
 };
 use crate::report::table::{self, Column};
 use crate::report::wrap::{paragraph, plain};
@@ -77,7 +77,7 @@ fn rows_table(rows: &[&Row], options: &TextOptions, name: impl Fn(&Row) -> Strin
         Column::new("change").cells(cells(&change)),
         Column::new("95 % interval").optional(2).cells(cells(&interval)),
         Column::new("could see").optional(1).cells(cells(&detectable)),
-        Column::new("verdict").left().cells(cells(&|r| r.verdict.as_str().to_owned())),
+        Column::new("verdict").left().cells(cells(&verdict)),
     ];
     table::render(columns, options.width, |at, line| match rows.get(at).map(|row| row.verdict) {
         Some(Verdict::Worse) => paint(options.color, AnsiColor::Red, line),

@@ -115,9 +115,11 @@ fn mended(path: &Path) -> bool {
 pub fn costs(_: u8, bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(table) = CostTable::parse(text) else { return };
-    let slopes = analysis::cost_slopes(&table).map(|(per_expert, per_row, r2)| cost_text::Slopes { per_expert, per_row, r2 });
+    let options = analysis::Options { resamples: 100, seed: 1 };
+    let (warnings, ci95) = (analysis::cost_warnings(&table, &options), analysis::cost_slope_intervals(&table, &options));
+    let slopes = analysis::cost_slopes(&table).map(|(per_expert, per_row, r2)| cost_text::Slopes { per_expert, per_row, r2, ci95 });
     let _ = cost_text::text(&table, slopes.as_ref().map_err(|why| *why), &TEXT);
-    let _ = cost_text::rates(&table).expect("rates are JSON");
+    let _ = cost_text::rates(&table, warnings).expect("rates are JSON");
     let again = cost_text::table_json(&table).expect("a table is JSON");
     assert_eq!(CostTable::parse(&again).as_ref(), Ok(&table), "a table that is another one when it is read again");
 }
