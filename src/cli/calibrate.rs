@@ -12,7 +12,7 @@ use crate::engine::EngineError;
 use crate::metric::costs::CostTable;
 use crate::record::bench::Bench;
 use crate::record::calibrate::{self, Grid};
-use crate::record::{RecordError, model_shape, why_no_cuda};
+use crate::record::{BackendKind, RecordError, model_shape, why_no_cuda};
 use crate::report::TextOptions;
 use crate::report::costs::{self, Slopes};
 use crate::trace::input_file;
