@@ -12,7 +12,7 @@ use crate::engine::EngineError;
 use crate::metric::costs::CostTable;
 use crate::record::bench::Bench;
 use crate::record::calibrate::{self, Grid};
-use crate::record::{RecordError, model_shape, why_no_cuda};
+use crate::record::{BackendKind, RecordError, model_shape, why_no_cuda};
 use crate::report::TextOptions;
 use crate::report::costs::{self, Slopes};
 use crate::trace::input_file;
@@ -28,7 +28,8 @@ const EXAMPLES: &str = "\
 Examples:
   specprof calibrate --model demo
   specprof calibrate --model ./Ling-3.0-tiny --rows 1,2,4,8 --context 2048 --json -o costs.json
-  specprof calibrate --model synthetic:ling-3.0-flash --quant fp8 --backend cuda --json -o costs.json
+  specprof calibrate --model synthetic:ling-3.0-flash --quant fp8 --backend cuda \\
+      --json -o costs.json
   specprof advise traces/run1 --costs costs.json
   specprof export costs.json --format sps -o sps.json
 
