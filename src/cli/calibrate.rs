@@ -28,7 +28,8 @@ const EXAMPLES: &str = "\
 Examples:
   specprof calibrate --model demo
   specprof calibrate --model ./Ling-3.0-tiny --rows 1,2,4,8 --context 2048 --json -o costs.json
-  specprof calibrate --model synthetic:ling-3.0-flash --quant fp8 --backend cuda --json -o costs.json
+  specprof calibrate --model synthetic:ling-3.0-flash --quant fp8 --backend cuda \\
+      --json -o costs.json
   specprof advise traces/run1 --costs costs.json
   specprof export costs.json --format sps -o sps.json
 

@@ -212,7 +212,7 @@ impl Sink {
         self.vouched = self.vouched.saturating_add(step.routes.ids.len() as u64);
         // Rows are announced by small numbers: nothing goes on for hours that cannot be read in the end.
         if self.tokens / MOST_UNVOUCHED > self.free_rows.max(self.vouched) {
-            return Err(self.too_many_rows());
+            return Err(self.too_many_rows(""));
         }
         self.largest_id = self.largest_id.max(step.routes.ids.iter().max().copied());
         for block in &step.routes.blocks {
@@ -335,15 +335,16 @@ impl Sink {
     }
 
     /// More rows than a reader believes of files like these.
-    fn too_many_rows(&self) -> ImportError {
-        let reason = format!("no trace can be made of this: it has {} rows, and hardly any of them has a token or routes", self.tokens);
+    fn too_many_rows(&self, found: &str) -> ImportError {
+        let reason =
+            format!("no trace can be made of this: it has {} rows, and hardly any of them has a token or routes{found}", self.tokens);
         ImportError::input(&self.out, reason)
     }
 
     /// Reads what was written where that may be more than its bytes can stand for.
     ///
     /// # Errors
-    /// What failed: of an input of nothing but rows, that there are too many.
+    /// What failed, and of an input of nothing but rows that there are too many.
     fn read_back(&self) -> Result<(), ImportError> {
         if self.tokens <= self.free_rows {
             return Ok(());
@@ -351,10 +352,13 @@ impl Sink {
         match Trace::open(&self.temporary).and_then(|trace| trace.steps_with_details()) {
             Ok(_) => Ok(()),
             Err(TraceError::Corrupt { path, reason }) => {
-                let part = path.strip_prefix(&self.temporary).unwrap_or(&path).display();
-                let rows = self.tokens;
+                let found = format!(": {}: {reason}", path.strip_prefix(&self.temporary).unwrap_or(&path).display());
+                // Where rows are vouched for, it is not their number.
+                if self.tokens > self.free_rows.max(self.vouched) {
+                    return Err(self.too_many_rows(&found));
+                }
                 let reason =
-                    format!("no trace can be made of this: what was written of its {rows} rows cannot be read again: {part}: {reason}");
+                    format!("no trace can be made of this: what was written of its {} rows cannot be read again{found}", self.tokens);
                 Err(ImportError::input(&self.out, reason))
             }
             Err(other) => Err(other.into()),
@@ -488,7 +492,7 @@ mod tests {
         // Without a step it leaves no folder.
         drop(sink.writer.take());
         fs::rename(dir.path().join("other"), &sink.temporary).unwrap();
-        sink.tokens = 11;
+        (sink.tokens, sink.vouched) = (11, 11);
         sink.read_back().unwrap();
         let part = &written.tables["steps"][0].path;
         let whole = fs::read(sink.temporary.join(part)).unwrap();
@@ -496,6 +500,9 @@ mod tests {
         let error = sink.read_back().unwrap_err().to_string();
         assert!(error.contains("of its 11 rows cannot be read again") && error.contains(part.as_str()), "{error}");
         assert!(!error.contains("hardly any"), "{error}");
+        sink.vouched = 3;
+        let error = sink.read_back().unwrap_err().to_string();
+        assert!(error.contains("it has 11 rows, and hardly any of them") && error.contains(part.as_str()), "{error}");
         // What the machine refuses is not the input's fault.
         fs::remove_dir_all(&sink.temporary).unwrap();
         assert!(matches!(sink.read_back().unwrap_err(), ImportError::Trace(_)));

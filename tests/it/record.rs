@@ -168,7 +168,7 @@ fn what_cannot_be_done_is_said_before_anything_is_made() {
         (&file("none.jsonl"), 2, &["none.jsonl"]),
         (&["--model", tiny, "--prompts", "chat.jsonl", "--draft", "none"], 2, &["chat.jsonl:1", "chat template"]),
         (&[&demo[..], &["--out", "p.jsonl"]].concat(), 2, &["p.jsonl"]),
-        (&[&demo[..], &["--out", "p.jsonl/below"]].concat(), 3, &["p.jsonl"]),
+        (&[&demo[..], &["--out", "p.jsonl/below"]].concat(), 2, &["p.jsonl"]),
     ];
     for (args, want, words) in cases {
         let (code, stdout, stderr) = outcome(dir.path(), args);
