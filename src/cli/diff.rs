@@ -32,7 +32,8 @@ acceptance.tokens_per_step or marginal[2]; --format json lists them all.
 
 A file of rules has one rule a line, `allow KIND, KIND` lines, and remarks behind #.
 
-A rule fails when the 95 % interval lies beyond its limit. Without rules, these hold:
+A rule fails when the 95 % interval lies beyond its limit, and is unclear, which fails nothing,
+when the limit is in the interval. Without rules, these hold:
 union.mean>+2%, acceptance.tokens_per_step<-2%, cost.step_ratio>+2%.
 
 The exit code is 1 when a rule fails, and 2 when the runs are not comparable.";
