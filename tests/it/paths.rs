@@ -162,8 +162,14 @@ fn json_has_one_name_everywhere() {
     for args in [&["report", "t"][..], &["diff", "t", "t"], &["advise", "t"], &["inspect", "t"], &["model", "demo"]] {
         let json = |more: &[&str]| specprof(dir.path(), args).args(more).assert().success().get_output().stdout.clone();
         let (short, long) = (json(&["--json"]), json(&["--format", "json"]));
-        assert!(short == long && serde_json::from_slice::<serde_json::Value>(&short).is_ok(), "{args:?}");
-        assert_eq!(json(&["--format", "text"]), json(&[]), "{args:?}");
+        let keys = |json: &[u8]| {
+            serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(json).unwrap().keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&short), keys(&long), "{args:?}");
+        // How much memory is free changes from one call to the next.
+        assert!(args[0] == "model" || short == long, "{args:?}");
+        let text = json(&["--format", "text"]);
+        assert!(!text.starts_with(b"{") && (args[0] == "model" || text == json(&[])), "{args:?}");
         specprof(dir.path(), args).args(["--json", "--format", "text"]).assert().code(2).stderr(contains("cannot be used with"));
     }
     let doctor = specprof(dir.path(), &["doctor", "--format", "json"]).assert().success();
