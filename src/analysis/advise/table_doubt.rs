@@ -66,16 +66,19 @@ fn unclear(table: &CostTable, options: &Options) -> Option<Warning> {
     (!said.is_empty()).then(|| Warning::new("costs_unclear", message))
 }
 
+/// A cell and its time.
+type Pass<'a> = (&'a Cell, Timed);
+
 /// In one sweep by rows. Of the passes of fewer rows only those matter that are slower than all of no more experts: a staircase, in which the last
 /// step at or below some number of experts is the slowest of them.
 fn falling(table: &CostTable) -> Option<Warning> {
-    let mut timed: Vec<(&Cell, Timed)> = table.cells.iter().filter_map(|cell| Some((cell, cell.pass?))).collect();
+    let mut timed: Vec<Pass<'_>> = table.cells.iter().filter_map(|cell| Some((cell, cell.pass?))).collect();
     timed.sort_by_key(|(cell, _)| (cell.rows, cell.union));
     let (low, high) =
         (|time: &Timed| time.ci95.map_or(time.us, |[low, _]| low), |time: &Timed| time.ci95.map_or(time.us, |[_, high]| high));
-    let mut slowest: BTreeMap<u16, (&Cell, Timed)> = BTreeMap::new();
+    let mut slowest: BTreeMap<u16, Pass<'_>> = BTreeMap::new();
     let mut faster = 0u64;
-    let mut worst: Option<(f64, (&Cell, Timed), (&Cell, Timed))> = None;
+    let mut worst: Option<(f64, Pass<'_>, Pass<'_>)> = None;
     for same_rows in timed.chunk_by(|a, b| a.0.rows == b.0.rows) {
         for &(cell, time) in same_rows {
             let Some((_, &(before, least))) = slowest.range(..=cell.union).next_back() else { continue };
