@@ -698,7 +698,12 @@ fn damaged(dir: &Path, tensor: &str) -> PathBuf {
 #[test]
 fn damage_is_found_where_it_arises() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+    // A window's kernels, and those of a long pass.
+    let long: Vec<u32> = (0..20).map(|i| (i * 37 + 1) % 290).collect();
+    for (file, tokens) in [("p.jsonl", &long[..4]), ("long.jsonl", &long[..])] {
+        let line = format!("{}\n", serde_json::json!({"token_ids": tokens, "max_new_tokens": 4}));
+        std::fs::write(dir.path().join(file), line).unwrap();
+    }
     for (tensor, words) in [
         ("model.layers.2.mlp.gate.weight", ["layer 2", "router"]),
         ("model.layers.1.attention.f_proj.weight", ["layer 1", "attention"]),
@@ -706,11 +711,14 @@ fn damage_is_found_where_it_arises() {
         ("lm_head.weight", ["logits", "logits"]),
     ] {
         let model = damaged(dir.path(), tensor);
-        let args = ["--model", model.to_str().unwrap(), "--prompts", "p.jsonl", "--draft", "none", "--backend", "cuda", "--out", "t"];
-        let (code, _, stderr) = record(dir.path(), &args, &[]);
-        assert_eq!((code, stderr.lines().count()), (2, 1), "{tensor}: {stderr}");
-        assert!(words.iter().all(|word| stderr.contains(word)) && stderr.contains("not a finite number"), "{tensor}: {stderr}");
-        assert!(!dir.path().join("t").exists(), "{tensor}");
+        for prompts in ["p.jsonl", "long.jsonl"] {
+            let args = ["--model", model.to_str().unwrap(), "--prompts", prompts, "--draft", "none", "--backend", "cuda", "--out", "t"];
+            let (code, _, stderr) = record(dir.path(), &args, &[]);
+            let name = format!("{tensor}, {prompts}");
+            assert_eq!((code, stderr.lines().count()), (2, 1), "{name}: {stderr}");
+            assert!(words.iter().all(|word| stderr.contains(word)) && stderr.contains("not a finite number"), "{name}: {stderr}");
+            assert!(!dir.path().join("t").exists(), "{name}");
+        }
     }
 }
 

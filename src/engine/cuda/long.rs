@@ -127,3 +127,17 @@ impl KdaLong {
         Delta { heads: self.heads as i32, dim: self.dim as i32, keys, values, decays, betas: self.betas.at(0) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_are_long_beyond_a_window_and_end_at_512_rows() {
+        assert_eq!([0, 16, 17, 512, 9000].map(longest_pass), [None, None, Some(17), Some(512), Some(512)]);
+        // Whole tiles of 32 columns, three terms of two bytes.
+        assert_eq!([1, 24, 32, 33].map(split_bytes), [192, 192, 192, 384]);
+        // Rows of one expert each; all rows of few experts; some of both.
+        assert_eq!([(5, 64), (128, 2), (100, 64)].map(|(slots, experts)| most_tiles(slots, experts)), [5, 6, 67]);
+    }
+}

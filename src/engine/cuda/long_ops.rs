@@ -1,5 +1,7 @@
 //! One function a kernel of those that only passes of more than [`PASS_ROWS`](super::PASS_ROWS) rows need, as `ops` has the others.
 
+#![expect(clippy::too_many_arguments, reason = "a kernel has the arguments that it has")]
+
 use super::PASS_ROWS;
 use super::device::Device;
 use super::launch::Launch;
