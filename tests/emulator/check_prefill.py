@@ -102,12 +102,12 @@ def check_dense_tiles(device, rng):
             name = f"dense tiles {form} {outputs}x{cols}"
             w = Weights(rng, form, outputs, cols, block)
             matrix = w.upload(device)
-            many = 200 if cols < 1536 else 70
+            many = 512 if cols <= 40 else 200 if cols < 1536 else 70
             x = rng.standard_normal((many, cols)).astype(np.float32)
             want, size = x.astype(np.float64) @ w.values.T, np.abs(x) @ np.abs(w.values.T)
             whole = dense(device, matrix, form, x)
             close(name, whole, want, size)
-            for rows in (17, 32, 33, 63, 64, 65, 129):
+            for rows in (17, 32, 33, 63, 64, 65, 129, 391, 511):
                 if rows > many:
                     continue
                 first = int(rng.integers(0, many - rows + 1))
@@ -212,7 +212,7 @@ def check_experts_tiles(device, rng):
             gate, up = (Experts(rng, device, form, count, inter, hidden) for _ in range(2))
             down = Experts(rng, device, form, count, hidden, inter)
             matrices = gate, up, down
-            rows = 150
+            rows = 512 if inter == 40 else 150
             x, shared = (rng.standard_normal((rows, hidden)).astype(np.float32) for _ in range(2))
             ids = skewed_ids(rng, rows, k, count)
             weights = rng.uniform(0.1, 1, (rows, k)).astype(np.float32)
