@@ -4,6 +4,8 @@
 // out + n * out_stride. `_rN` takes up to N rows; the bits of a row are the same with each of them. With more than four rows
 // the products of scaled formats outweigh the bytes on a device without tensor-core use; see kernels/README.md.
 // Bytes moved: stored bytes of W (codes and scales) + rows * (W.cols + W.rows) * 4; x is read again by each warp, from cache.
+// `dense_f32_rows`: for passes of more rows, which other formats have dense_tiles for; grid (ceil(W.rows / 16), ceil(rows / 16)), and W comes
+// again, from cache, for every 16 rows. Operations: 2 * W.rows * W.cols * rows, on FP32 units.
 // Reference: engine::matmul.
 #include "sp_dot.cuh"
 
@@ -43,6 +45,12 @@ dense_f32_r4(SpMatrix w, const float* x, int x_stride, float* out, int out_strid
 extern "C" __global__ void __launch_bounds__(128)
 dense_f32_r16(SpMatrix w, const float* x, int x_stride, float* out, int out_stride, int rows) {
     sp_dense<SpF32, 16>(w, x, x_stride, out, out_stride, rows);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+dense_f32_rows(SpMatrix w, const float* x, int x_stride, float* out, int out_stride, int rows) {
+    const int before = blockIdx.y * SP_ROWS;
+    sp_dense<SpF32, SP_ROWS>(w, x + (u64)before * x_stride, x_stride, out + (u64)before * out_stride, out_stride, min(rows - before, SP_ROWS));
 }
 
 extern "C" __global__ void __launch_bounds__(128)

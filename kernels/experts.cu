@@ -10,6 +10,7 @@
 // Bytes moved: U * (stored bytes of gate + up) + slots * (hidden + inter) * 4, and U * stored bytes of down + slots *
 // (inter + hidden) * 4. Reference: engine::moe.
 #include "sp_dot.cuh"
+#include "sp_experts.cuh"
 
 // Where a window's distinct experts and their rows are; written by moe_plan, or fixed for a single MLP.
 struct SpPlan {
@@ -18,23 +19,6 @@ struct SpPlan {
     const int* start;
     const int* slot_row;
 };
-
-// Offsets in bytes from one expert's tensor to the next one's.
-struct SpStrides {
-    u64 codes;
-    u64 scales;
-};
-
-SP_DEVICE float sp_swiglu(float gate, float up, float limit) {
-    float a = sp_silu(gate);
-    if (limit > 0.0f) {
-        // Comparisons that leave a NaN as it is.
-        if (a > limit) a = limit;
-        if (up > limit) up = limit;
-        else if (up < -limit) up = -limit;
-    }
-    return a * up;
-}
 
 template <class F, int ROWS>
 SP_DEVICE void sp_gate_up(

@@ -11,6 +11,8 @@
 // kda_delta: grid (heads, ceil(dim / 16)), block 128, a warp for four value columns; dim <= 128. Rows 0..first+rows of the
 //   pending ones are run and those from `first` on are read.
 //   Bytes moved: state heads * dim^2 * 4 + (first + rows) * (4 P + heads) * 4 + rows * P * 4; the rows' from cache for all but one block.
+// kda_scan: the same of a pass of more rows than a window has, which are kept: the state is written. Grid and block as of kda_delta.
+//   Bytes moved: 2 * heads * dim^2 * 4 + rows * (4 P + heads) * 4 + rows * P * 4; the rows' from cache for all but one block.
 // kda_commit: grid (heads, ceil(dim / 16), layers), block 128. Layers lie `state_stride` and `row_stride` floats apart.
 //   Bytes moved: layers * (2 * heads * dim^2 * 4 + keep * (3 P + heads) * 4).
 // kda_shift: moves the last taps - 1 kept rows of the convolution's input to the front. Grid (ceil(3 P / 256), layers), block 256.
@@ -99,6 +101,27 @@ kda_delta(const float* state, SpDelta d, int first, int rows, const float* query
     sp_delta_rows(d, s, head, column, first + rows, first, query, out);
 }
 
+SP_DEVICE void sp_store_state(const float (&from)[SP_COLUMNS][SP_KEYS], int dim, int first_column, float* state) {
+#pragma unroll
+    for (int c = 0; c < SP_COLUMNS; c++)
+#pragma unroll
+        for (int j = 0; j < SP_KEYS; j++) {
+            int i = threadIdx.x % 32 + 32 * j, v = first_column + c;
+            if (i < dim && v < dim) state[(u64)v * dim + i] = from[c][j];
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+kda_scan(float* state, SpDelta d, int rows, const float* query, float* out) {
+    const int head = blockIdx.x, column = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * SP_COLUMNS;
+    if (column >= d.dim) return;
+    float* own = state + (u64)head * d.dim * d.dim;
+    float s[SP_COLUMNS][SP_KEYS];
+    sp_load_state(own, d.dim, column, s);
+    sp_delta_rows(d, s, head, column, rows, 0, query, out);
+    sp_store_state(s, d.dim, column, own);
+}
+
 extern "C" __global__ void __launch_bounds__(128)
 kda_commit(float* state, u64 state_stride, SpDelta d, u64 row_stride, u64 beta_stride, const int* keep) {
     const int head = blockIdx.x, column = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * SP_COLUMNS;
@@ -113,13 +136,7 @@ kda_commit(float* state, u64 state_stride, SpDelta d, u64 row_stride, u64 beta_s
     float s[SP_COLUMNS][SP_KEYS];
     sp_load_state(own, d.dim, column, s);
     sp_delta_rows(d, s, head, column, rows, 0, 0, 0);
-#pragma unroll
-    for (int c = 0; c < SP_COLUMNS; c++)
-#pragma unroll
-        for (int j = 0; j < SP_KEYS; j++) {
-            int i = threadIdx.x % 32 + 32 * j, v = column + c;
-            if (i < d.dim && v < d.dim) own[(u64)v * d.dim + i] = s[c][j];
-        }
+    sp_store_state(s, d.dim, column, own);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

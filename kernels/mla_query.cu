@@ -3,6 +3,8 @@
 // Grid: (ceil(latent / 128), heads). Block: 128; latent a multiple of 4. Dynamic shared: 4 * rows * 128 * 4 bytes. `query` is
 // `[rows, heads, nope + rope]`; W_UK[h] are rows h * (nope + v) .. + nope of kv_b `[heads * (nope + v), latent]`. A thread has four
 // columns of every fourth row for all rows of the pass; four warps' sums are added in order.
+// `mla_query_rows`: for passes of more than 16 rows; grid (ceil(latent / 128), heads, ceil(rows / 16)), shared memory for 16 rows; W_UK comes
+// again, from cache, for every 16. Operations: 2 * rows * heads * nope * latent, on FP32 units.
 // Bytes moved: half of kv_b's stored bytes (nope of nope + v) + rows * heads * (nope + latent + 2 * rope) * 4.
 // Reference: engine::mla.
 #include "sp_matrix.cuh"
@@ -28,7 +30,8 @@ struct SpHeads {
 };
 
 template <class F>
-SP_DEVICE void sp_absorb(const SpMatrix& kv_b, SpHeads m, const float* query, const double* turns, const int* base, int rows, float* absorbed) {
+SP_DEVICE void sp_absorb(
+    const SpMatrix& kv_b, SpHeads m, const float* query, const double* turns, int position, int rows, float* absorbed) {
     SP_DYNAMIC_SHARED(float, partial);
     const int head = blockIdx.y, latent = kv_b.cols, size = m.nope + m.rope, width = latent + m.rope;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = blockIdx.x * 128 + lane * 4;
@@ -66,7 +69,7 @@ SP_DEVICE void sp_absorb(const SpMatrix& kv_b, SpHeads m, const float* query, co
         int n = i / (m.rope / 2), j = i % (m.rope / 2);
         const float* from = query + ((u64)n * m.heads + head) * size + m.nope;
         float a = from[2 * j], b = from[2 * j + 1];
-        sp_rotate(a, b, turns[j], base[0] + n);
+        sp_rotate(a, b, turns[j], position + n);
         float* to = absorbed + ((u64)n * m.heads + head) * width + latent;
         to[2 * j] = a;
         to[2 * j + 1] = b;
@@ -75,10 +78,30 @@ SP_DEVICE void sp_absorb(const SpMatrix& kv_b, SpHeads m, const float* query, co
 
 extern "C" __global__ void __launch_bounds__(128)
 mla_query_bf16(SpMatrix kv_b, SpHeads m, const float* query, const double* turns, const int* base, int rows, float* absorbed) {
-    sp_absorb<SpBf16>(kv_b, m, query, turns, base, rows, absorbed);
+    sp_absorb<SpBf16>(kv_b, m, query, turns, base[0], rows, absorbed);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
 mla_query_fp8(SpMatrix kv_b, SpHeads m, const float* query, const double* turns, const int* base, int rows, float* absorbed) {
-    sp_absorb<SpFp8>(kv_b, m, query, turns, base, rows, absorbed);
+    sp_absorb<SpFp8>(kv_b, m, query, turns, base[0], rows, absorbed);
+}
+
+// Where the group of rows of this block begins.
+template <class F>
+SP_DEVICE void sp_absorb_group(
+    const SpMatrix& kv_b, SpHeads m, const float* query, const double* turns, const int* base, int rows, float* absorbed) {
+    const int before = blockIdx.z * SP_ROWS;
+    const u64 row = (u64)before * m.heads;
+    sp_absorb<F>(
+        kv_b, m, query + row * (m.nope + m.rope), turns, base[0] + before, min(rows - before, SP_ROWS), absorbed + row * (kv_b.cols + m.rope));
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2)
+mla_query_rows_bf16(SpMatrix kv_b, SpHeads m, const float* query, const double* turns, const int* base, int rows, float* absorbed) {
+    sp_absorb_group<SpBf16>(kv_b, m, query, turns, base, rows, absorbed);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2)
+mla_query_rows_fp8(SpMatrix kv_b, SpHeads m, const float* query, const double* turns, const int* base, int rows, float* absorbed) {
+    sp_absorb_group<SpFp8>(kv_b, m, query, turns, base, rows, absorbed);
 }

@@ -2,6 +2,8 @@
 //
 // Grid: (ceil(v / 8), heads). Block: 128, a warp for two values. W_UV[h] are rows h * (nope + v) + nope .. + v of kv_b. `gates` is
 // heads (one gate a head) or heads * v (one a value); `gate` is `[rows, gates]` before its sigmoid, `out` is `[rows, heads * v]`.
+// `mla_value_rows`: for passes of more than 16 rows; grid (ceil(v / 8), heads, ceil(rows / 16)); W_UV comes again, from cache, for every 16.
+// Operations: 2 * rows * heads * latent * v, on FP32 units.
 // Bytes moved: half of kv_b's stored bytes (v of nope + v) + rows * (heads * latent + gates + heads * v) * 4.
 // Reference: engine::mla.
 #include "sp_dot.cuh"
@@ -52,4 +54,24 @@ mla_value_fp8(
     SpMatrix kv_b, int heads, int nope, int v, const float* context, const float* gate, int gates, int rows, float* out, int* damage,
     int site) {
     sp_values<SpFp8>(kv_b, heads, nope, v, context, gate, gates, rows, out, damage, site);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+mla_value_rows_bf16(
+    SpMatrix kv_b, int heads, int nope, int v, const float* context, const float* gate, int gates, int rows, float* out, int* damage,
+    int site) {
+    const int before = blockIdx.z * SP_ROWS;
+    const u64 head = (u64)before * heads;
+    sp_values<SpBf16>(
+        kv_b, heads, nope, v, context + head * kv_b.cols, gate + (u64)before * gates, gates, min(rows - before, SP_ROWS), out + head * v, damage, site);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+mla_value_rows_fp8(
+    SpMatrix kv_b, int heads, int nope, int v, const float* context, const float* gate, int gates, int rows, float* out, int* damage,
+    int site) {
+    const int before = blockIdx.z * SP_ROWS;
+    const u64 head = (u64)before * heads;
+    sp_values<SpFp8>(
+        kv_b, heads, nope, v, context + head * kv_b.cols, gate + (u64)before * gates, gates, min(rows - before, SP_ROWS), out + head * v, damage, site);
 }

@@ -27,6 +27,23 @@ SP_DEVICE bool sp_finite(float x) { return (sp_bits(x) & 0x7f800000u) != 0x7f800
 SP_DEVICE float sp_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 SP_DEVICE float sp_silu(float x) { return x / (1.0f + expf(-x)); }
 
+// The upper half of a finite number rounded to nearest even: BF16. One beyond the largest becomes infinite.
+SP_DEVICE u32 sp_bf16(float x) {
+    const u32 bits = sp_bits(x);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+// A number as the sum of three in BF16, each of which has the eight bits after those of the one before: all 24 of FP32, but for what is
+// smaller than BF16's smallest. What is not finite, or not in BF16, is so in the first term.
+SP_DEVICE void sp_terms(float x, u32 (&terms)[3]) {
+    terms[0] = sp_finite(x) ? sp_bf16(x) : sp_bits(x) >> 16 | (sp_bits(x) & 0xffff ? 0x40 : 0);
+    terms[1] = terms[2] = 0;
+    if (!sp_finite(sp_float(terms[0] << 16))) return;
+    const float rest = x - sp_float(terms[0] << 16);
+    terms[1] = sp_bf16(rest);
+    terms[2] = sp_bf16(rest - sp_float(terms[1] << 16));
+}
+
 #ifdef __CUDA_ARCH__
 
 // 16, 8 and 4 bytes of a weight. Weights are read once a pass: they pass by the first-level cache, which is left to the rows.
@@ -76,6 +93,43 @@ SP_DEVICE float2 sp_e4m3x2(u32 codes) {
 // cos and sin of pi times t, |t| <= 1.
 SP_DEVICE void sp_cos_sin_pi(float t, float* c, float* s) { sincospif(t, s, c); }
 
+// Copies 16 bytes (4 bytes) to shared memory by and by, `valid` of them, which are all or fewer; zeros take the place of the others. A
+// thread's copies since the last sp_copies_end are a group; sp_copies_wait lets all but the last N groups of this thread arrive, and a
+// barrier after it shows them to the block.
+SP_DEVICE u32 sp_shared(const void* at) {
+    u32 v;
+    asm("{.reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t;}" : "=r"(v) : "l"(at));
+    return v;
+}
+SP_DEVICE void sp_copy16(void* to, const void* from, int valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(sp_shared(to)), "l"(from), "r"(valid) : "memory");
+}
+// The same of weights, of which a whole line is soon wanted.
+SP_DEVICE void sp_copy_weight16(void* to, const void* from, int valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(sp_shared(to)), "l"(from), "r"(valid) : "memory");
+}
+SP_DEVICE void sp_copy_weight4(void* to, const void* from, int valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(sp_shared(to)), "l"(from), "r"(valid) : "memory");
+}
+SP_DEVICE void sp_copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+SP_DEVICE void sp_copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// d[n] += A B[n] by a warp, A of 16 x 16 and each B of 16 x 8 numbers in BF16, the sums in FP32. Lane 4 g + t has of A the pairs
+// (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8), of a B those of column g from 2 t and from 2 t + 8 on, and of the sums
+// (g, 2 t), (g, 2 t + 1) and the same of g + 8. b[n] has three such B, the terms of its numbers: all are added, the smallest first.
+template <int N>
+SP_DEVICE void sp_mma(float (&d)[N][4], const u32 (&a)[4], const u32 (&b)[N][6]) {
+#pragma unroll
+    for (int term = 2; term >= 0; term--)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[n][term * 2]), "r"(b[n][term * 2 + 1]));
+}
+
 #define SP_DYNAMIC_SHARED(type, name) \
     extern __shared__ __align__(16) u8 sp_dynamic_bytes[]; \
     type* name = (type*)sp_dynamic_bytes
@@ -96,6 +150,17 @@ SP_DEVICE float sp_e4m3(u32 code) {
 SP_DEVICE float2 sp_e4m3x2(u32 codes) { return make_float2(sp_e4m3(codes & 0xff), sp_e4m3(codes >> 8 & 0xff)); }
 
 SP_DEVICE void sp_cos_sin_pi(float t, float* c, float* s) { emu_cos_sin_pi(t, c, s); }
+
+// The twins copy when they are waited for, not before.
+SP_DEVICE void sp_copy16(void* to, const void* from, int valid) { emu_copy(to, from, 16, valid, false); }
+SP_DEVICE void sp_copy_weight16(void* to, const void* from, int valid) { emu_copy(to, from, 16, valid, true); }
+SP_DEVICE void sp_copy_weight4(void* to, const void* from, int valid) { emu_copy(to, from, 4, valid, true); }
+SP_DEVICE void sp_copies_end() { emu_copies_end(); }
+template <int N>
+SP_DEVICE void sp_copies_wait() { emu_copies_wait(N); }
+
+template <int N>
+SP_DEVICE void sp_mma(float (&d)[N][4], const u32 (&a)[4], const u32 (&b)[N][6]) { emu_mma(d[0], a, b[0], N); }
 
 #define SP_DYNAMIC_SHARED(type, name) type* name = (type*)emu_dynamic_shared()
 

@@ -5,12 +5,12 @@
 #
 # 1. The built-in model decodes to the same tokens as on the CPU, with made-up weights and planned experts too. 2. Made-up models, FP8 by
 # default, decode and verify with 1, 3, 5 and 8 drafts, with kernels untimed, so that steps run as graphs. 3. `calibrate` measures passes by
-# rows and distinct experts, and every kernel beside the time that its bytes take at the rate at which the device reads. One file of it goes
-# to reports/gpu/, named by device and date. NOT YET RUN ON A GPU.
+# rows and distinct experts, and every kernel beside the time that its bytes take at the rate at which the device reads. 4. Prompts of one long
+# pass, beside the time that all weights take at that rate. One file of it goes to reports/gpu/, named by device and date. NOT YET RUN ON A GPU.
 #
 # SPECPROF_GPU_SHAPES, SPECPROF_GPU_QUANT: other shapes than "ling-3.0-tiny ling-3.0-flash" and another storage than fp8.
 # SPECPROF_GPU_CONTEXT, SPECPROF_GPU_TOKENS, SPECPROF_GPU_REPEATS: tokens of a prompt and in the caches, tokens of each of four requests, and
-# passes of each cell; 256, 128 and 15.
+# passes of each cell; 256, 128 and 15. SPECPROF_GPU_PROMPT: tokens of a long pass; 512.
 # SPECPROF_GPU_DRY=DIR: also run on the tests' emulator, and write to DIR: no number of its file is a time, and the file says so.
 set -eu
 specprof=${1:-specprof}
@@ -31,6 +31,7 @@ quant=${SPECPROF_GPU_QUANT:-fp8}
 context=${SPECPROF_GPU_CONTEXT:-256}
 tokens=${SPECPROF_GPU_TOKENS:-128}
 repeats=${SPECPROF_GPU_REPEATS:-15}
+prompt=${SPECPROF_GPU_PROMPT:-512}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -126,6 +127,39 @@ for shape in $shapes; do
             --by-kernel 2>"$work/error" || echo "not run: $(cell "$work/error")"
         echo '```'
     } >>"$work/table.md"
+done
+{
+    echo
+    echo "## Prompts"
+    echo
+    echo "Passes of $prompt tokens on tensor cores, without drafts; experts as the routers choose. Floor: all weights, each byte once, at the rate at"
+    echo "which the device reads (see above). Operations: two for each active parameter and token; the tensor cores do three times as many, a row"
+    echo "being in three terms."
+    echo
+    echo "| model | passes | a pass, ms | tokens/s | floor, ms | Tera operations/s |"
+    echo "|---|---|---|---|---|---|"
+} >>"$work/table.md"
+# GB a second of the last calibration that has one.
+stream=$(sed -n 's/.* at the \([0-9]*\) GB\/s at which the device reads.*/\1/p' "$work/table.md" | tail -n 1)
+for shape in $shapes; do
+    run="$work/$shape-prompt"
+    if "$specprof" -q record --backend cuda --model "synthetic:$shape" --quant "$quant" --kernels off --draft none --prompt-tokens "$prompt" \
+        --prefill-chunk "$prompt" --requests "$repeats" --max-new-tokens 2 --ignore-eos --warmup 1 --out "$run" >/dev/null 2>"$work/error"; then
+        "$specprof" -q model "synthetic:$shape" --quant "$quant" --json >"$work/model.json" 2>"$work/error" || fail "$shape: $(cell "$work/error")" 1
+        "$specprof" -q export "$run" --format jsonl | sed -n '/"phase":"prefill"/s/.*"device_ns":\([0-9]*\).*/\1/p' | sort -n >"$work/times"
+        awk -v name="$shape $quant" -v rows="$prompt" -v stream="${stream:-0}" -v bytes="$(value total_bytes "$work/model.json")" \
+            -v active="$(value active_parameters "$work/model.json")" '
+            { ns[NR] = $1 }
+            END {
+                floor = stream > 0 ? sprintf("%.2f", bytes / stream / 1e6) : "unknown"
+                if (NR == 0) { printf "| %s | 0 | unknown | unknown | %s | unknown |\n", name, floor; exit }
+                median = ns[int((NR + 1) / 2)]
+                printf "| %s | %d | %.2f | %.0f | %s | %.1f |\n", name, NR, median / 1e6, rows / median * 1e9, floor, 2 * active * rows / median / 1e3
+            }' "$work/times" >>"$work/table.md"
+        rm -rf "$run"
+    else
+        echo "| $shape $quant | not run: $(cell "$work/error") | | | | |" >>"$work/table.md"
+    fi
 done
 cp "$work/table.md" "$table"
 cat "$table"

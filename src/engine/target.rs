@@ -30,11 +30,11 @@ pub trait Target {
         self.len() == 0
     }
 
-    /// Runs `tokens` after the committed and pending ones; they become pending. Of a pass that is longer than a window of
-    /// 16 rows a device may not be able to take back all but the last 16.
+    /// Runs `tokens` after the committed and pending ones; they become pending. A pass that is longer than a window of 16 rows is a
+    /// prompt's: a device may not be able to take any of its rows back.
     ///
     /// # Errors
-    /// As [`Session::forward`].
+    /// As [`Session::forward`]; where a device fails in such a pass, the timeline is of no use until [`Target::reset`].
     fn forward(&mut self, tokens: &[u32], logits: LogitRows, tap: &mut dyn ForwardTap) -> Result<Forward<'_>, EngineError>;
 
     /// Commits the first `rows` pending rows and rolls the others back; the tap is told of the time.

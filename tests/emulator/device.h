@@ -41,6 +41,12 @@ void emu_barrier();
 void emu_exchange(unsigned mask, const void* value, size_t size, uint64_t (&lanes)[32]);
 // The sums over a warp's lanes of `count` values, left as sp_warp_sums says.
 void emu_warp_sums(float* values, int count);
+// A product of a warp's matrices as sp_mma says: `d` has `count` times four sums, `b` as many times six words.
+void emu_mma(float* d, const unsigned* a, const unsigned* b, int count);
+// Copies into shared memory that arrive when they are waited for; until then their places hold NaN.
+void emu_copy(void* to, const void* from, unsigned size, int valid, bool weight);
+void emu_copies_end();
+void emu_copies_wait(int left);
 // Notes a load of a weight and checks its alignment.
 const void* emu_weight(const void* at, size_t size);
 void* emu_dynamic_shared();

@@ -28,7 +28,7 @@ FAULTS = [
     ("moe_plan.cu", "chosen[j] == chosen[i] && j < i);", "chosen[j] == chosen[i] && j > i);", "plan"),
     ("experts.cu", "w.codes + e * s.codes", "w.codes + plan.expert[0] * s.codes", "experts"),
     ("experts.cu", "(u64)slot_row[n] * cols", "(u64)slot_row[0] * cols", "experts"),
-    ("experts.cu", "if (a > limit) a = limit;", "if (a > limit) a = a;", "experts"),
+    ("sp_experts.cuh", "if (a > limit) a = limit;", "if (a > limit) a = a;", "experts"),
     ("experts.cu", "if (u >= plan.count[0] || first >= gate.rows) return;", "if (first >= gate.rows) return;\n    if (u >= plan.count[0]) { sp_weight16(gate.codes); return; }", "experts"),
     ("moe_combine.cu", "slots[rank] * hidden", "slots[0] * hidden", "experts"),
     ("kda_mix.cu", "k_norm = 1.0f / sqrtf(k_sum + 1e-6f)", "k_norm = 1.0f / (sqrtf(k_sum) + 1e-6f)", "windows"),
@@ -74,6 +74,29 @@ FAULTS += [
     ("stream.cu", "if (at + i * step < chunks) v[i]", "if (at + i * step + 1 < chunks) v[i]", "stream"),
     ("fill.cu", "(float)(short)(u16)(bits", "(float)(u16)(bits", "made"),
 ]
+# Passes of more rows than a window has.
+FAULTS += [
+    ("sp_tiles.cuh", "part[m][n][i], scale[m][i / 2]", "part[m][n][i], scale[m][0]", "dense_tiles"),
+    ("sp_tiles.cuh", "fetch((col >> col_shift) + 2);", "fetch((col >> col_shift) + 1);", "dense_tiles"),
+    ("sp_tiles.cuh", "sp_copies_wait<STAGES - 2>();", "sp_copies_wait<STAGES - 1>();", "dense_tiles"),
+    ("sp_tiles.cuh", "        __syncthreads();\n        if (tile + STAGES - 1", "        if (tile + STAGES - 1", "dense_tiles"),
+    ("sp_tiles.cuh", "b[n][4] = third.x, b[n][5] = third.y;", "b[n][4] = third.y, b[n][5] = third.x;", "dense_tiles"),
+    ("dense_tiles.cu", "const u8* from = x + first_row * pitch;", "const u8* from = x;", "dense_tiles"),
+    ("dense.cu", "x + (u64)before * x_stride", "x", "dense_tiles"),
+    ("experts_tiles.cu", "slot_row ? slot_row[begin + r] : begin + r", "begin + r", "experts_tiles"),
+    ("experts_tiles.cu", "r % 32 < 16 ? gate_codes : up_codes", "r % 32 < 16 ? up_codes : gate_codes", "experts_tiles"),
+    ("experts_tiles.cu", "begin = tile * SP_EXPERT_ROWS, end", "begin = 0, end", "experts_tiles"),
+    ("experts_tiles.cu", "            float v = 0.0f;\n            if (to < inter) {", "            float v = sp_nan();\n            if (to < inter) {", "experts_tiles"),
+    ("moe_sort.cu", "if (lane & step) sum += other;", "sum += other;", "sort"),
+    ("moe_sort.cu", "        __syncwarp();\n    }", "    }", "sort"),
+    ("moe_sort.cu", "end[tile] = min(at + SP_EXPERT_ROWS, slot);", "end[tile] = at + SP_EXPERT_ROWS;", "sort"),
+    ("split_rows.cu", "both.z = a[1] | b[1] << 16", "both.z = a[1] | b[0] << 16", "split"),
+    ("mla_prefill.cu", "t + a <= base[0] + first + n", "t + a <= base[0] + first + 1", "wide"),
+    ("mla_prefill.cu", "mass[n] *= shrink;", "mass[n] *= 1.0f;", "wide"),
+    ("mla_query.cu", "turns, base[0] + before,", "turns, base[0],", "wide"),
+    ("mla_value.cu", "sp_values<SpFp8>(\n        kv_b, heads, nope, v, context + head * kv_b.cols, gate + (u64)before * gates,", "sp_values<SpFp8>(\n        kv_b, heads, nope, v, context + head * kv_b.cols, gate,", "wide"),
+    ("kda_delta.cu", "sp_delta_rows(d, s, head, column, rows, 0, query, out);\n    sp_store_state(s, d.dim, column, own);", "sp_delta_rows(d, s, head, column, rows, 0, query, out);", "scan"),
+]
 # A thread that does not wait for the others, and one that reads past its memory.
 FAULTS += [
     ("sp_intrin.cuh", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;\n    __syncthreads();", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;", "norm"),
@@ -100,7 +123,7 @@ def seen(builder, texts, objects, image, number):
 
 
 # The sources that a check of a header's fault needs again.
-HEADER_USERS = {"norm": ["rmsnorm.cu"], "dense": ["dense.cu"], "far": ["mla_append.cu"], "attention": ["mla_append.cu", "mla_attend.cu"], "draw": ["sample.cu"]}
+HEADER_USERS = {"norm": ["rmsnorm.cu"], "dense": ["dense.cu"], "dense_tiles": ["dense_tiles.cu"], "experts": ["experts.cu"], "far": ["mla_append.cu"], "attention": ["mla_append.cu", "mla_attend.cu"], "draw": ["sample.cu"]}
 
 
 def main():

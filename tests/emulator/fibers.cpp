@@ -20,14 +20,35 @@ enum State { FRESH, READY, IN_WARP, IN_BLOCK, DONE };
 constexpr size_t STACK = 64 * 1024;
 constexpr size_t SHARED = 228 * 1024;
 
+enum Meeting { EXCHANGE, SUMS, PRODUCT };
 struct Warp {
     unsigned alive = 0, arrived = 0, mask = 0;
+    Meeting meeting = EXCHANGE;
     unsigned generation = 0;
     uint64_t slots[2][32];
     float sums[2][64];
 };
 
+// Copies of a thread that it has not waited for: what, and as part of which group.
+struct Copy {
+    unsigned char* to;
+    const void* from;
+    unsigned size, valid, group;
+};
+struct Copies {
+    std::vector<Copy> waiting;
+    unsigned group = 0;
+};
+
+// What a lane brings to a product, `count` of them.
+struct Factors {
+    float* d;
+    const unsigned *a, *b;
+    int count;
+};
+
 const char* kernel_name;
+std::vector<Copies> copies;
 std::vector<emu_thread> threads;
 std::vector<Warp> warps;
 std::vector<void*> spare;
@@ -150,6 +171,8 @@ void run_block(const std::vector<unsigned>& warp_order, const std::vector<unsign
     unsigned size = emu_block_dim.x * emu_block_dim.y * emu_block_dim.z;
     threads.assign(size, emu_thread{});
     warps.assign((size + 31) / 32, Warp{});
+    copies.resize(std::max<size_t>(copies.size(), size));
+    for (auto& c : copies) c.waiting.clear(), c.group = 0;
     for (unsigned i = 0; i < size; i++) {
         auto& t = threads[i];
         t.thread_idx = {i % emu_block_dim.x, i / emu_block_dim.x % emu_block_dim.y, i / (emu_block_dim.x * emu_block_dim.y)};
@@ -201,26 +224,21 @@ void emu_barrier() {
     yield_to_scheduler();
 }
 
-// Puts down a value and waits for the others; with `sums`, values are pointers to that many numbers. Returns where the values are.
-static unsigned arrive(unsigned mask, const void* value, size_t size, int sums) {
+// Puts down a value and waits for the others; the last one to come does `work` for all. Returns where the values are.
+template <class Work>
+static unsigned arrive(unsigned mask, const void* value, size_t size, Meeting meeting, Work work) {
     emu_counts.exchanges++;
     Warp& w = warps[emu_now->warp];
     unsigned own = 1u << emu_now->lane, generation = w.generation;
     if (!(mask & own)) fail("a lane outside the mask of its exchange");
     if (w.arrived && w.mask != mask) fail("lanes of a warp meet with different masks");
+    if (w.arrived && w.meeting != meeting) fail("lanes of a warp meet in different operations");
     w.mask = mask;
+    w.meeting = meeting;
     std::memcpy(&w.slots[generation & 1][emu_now->lane], value, size);
     w.arrived |= own;
     if ((w.arrived & w.alive) == (mask & w.alive)) {
-        for (int i = 0; i < sums; i++) {
-            // The same tree as five steps of shuffles.
-            float v[32] = {};
-            for (unsigned l = 0; l < 32; l++)
-                if (w.arrived >> l & 1) v[l] = reinterpret_cast<const float*>(w.slots[generation & 1][l])[i];
-            for (int step = 16; step > 0; step >>= 1)
-                for (int l = 0; l < step; l++) v[l] += v[l + step];
-            w.sums[generation & 1][i] = v[0];
-        }
+        work(w, generation & 1);
         release_warp(w, emu_now->warp);
     } else {
         emu_now->state = IN_WARP;
@@ -230,16 +248,83 @@ static unsigned arrive(unsigned mask, const void* value, size_t size, int sums) 
 }
 
 void emu_exchange(unsigned mask, const void* value, size_t size, uint64_t (&lanes)[32]) {
-    unsigned at = arrive(mask, value, size, 0);
+    unsigned at = arrive(mask, value, size, EXCHANGE, [](Warp&, unsigned) {});
     std::memcpy(lanes, warps[emu_now->warp].slots[at], sizeof lanes);
 }
 
 void emu_warp_sums(float* values, int count) {
     uint64_t pointer = reinterpret_cast<uint64_t>(values);
-    unsigned at = arrive(0xffffffffu, &pointer, sizeof pointer, count);
+    unsigned at = arrive(0xffffffffu, &pointer, sizeof pointer, SUMS, [count](Warp& w, unsigned at) {
+        for (int i = 0; i < count; i++) {
+            // The same tree as five steps of shuffles.
+            float v[32] = {};
+            for (unsigned l = 0; l < 32; l++)
+                if (w.arrived >> l & 1) v[l] = reinterpret_cast<const float*>(w.slots[at][l])[i];
+            for (int step = 16; step > 0; step >>= 1)
+                for (int l = 0; l < step; l++) v[l] += v[l + step];
+            w.sums[at][i] = v[0];
+        }
+    });
     const float* sums = warps[emu_now->warp].sums[at];
     unsigned first = emu_now->lane * unsigned(count) / 32;
     for (int i = 0; i < (count + 31) / 32; i++) values[i] = sums[first + i];
+}
+
+static float bf16(unsigned half) { return __uint_as_float(half << 16); }
+
+// Numbers go from the lanes into whole matrices and back, as the PTX manual places them. Products of two numbers in BF16 are exact in FP32;
+// they are added in the order of columns, each sum rounded, which a device does in an order and a precision of its own.
+void emu_mma(float* d, const unsigned* a, const unsigned* b, int count) {
+    Factors own{d, a, b, count};
+    const Factors* pointer = &own;
+    arrive(0xffffffffu, &pointer, sizeof pointer, PRODUCT, [](Warp& w, unsigned at) {
+        if (w.arrived != 0xffffffffu) fail("a product of matrices by a part of a warp");
+        const Factors* lanes[32];
+        std::memcpy(lanes, w.slots[at], sizeof lanes);
+        float left[16][16];
+        for (int l = 0; l < 32; l++)
+            for (int i = 0; i < 8; i++) left[l / 4 + i / 2 % 2 * 8][l % 4 * 2 + i % 2 + i / 4 * 8] = bf16(lanes[l]->a[i / 2] >> i % 2 * 16 & 0xffff);
+        for (int n = 0; n < lanes[0]->count; n++)
+            for (int term = 2; term >= 0; term--) {
+                typedef float Row __attribute__((vector_size(32)));
+                Row right[16], sums[16];
+                for (int l = 0; l < 32; l++) {
+                    if (lanes[l]->count != lanes[0]->count) fail("lanes bring different numbers of matrices to a product");
+                    for (int i = 0; i < 4; i++) right[l % 4 * 2 + i % 2 + i / 2 * 8][l / 4] = bf16(lanes[l]->b[n * 6 + term * 2 + i / 2] >> i % 2 * 16 & 0xffff);
+                    for (int i = 0; i < 4; i++) sums[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2] = lanes[l]->d[n * 4 + i];
+                }
+                for (int m = 0; m < 16; m++)
+                    for (int k = 0; k < 16; k++) sums[m] += left[m][k] * right[k];
+                for (int l = 0; l < 32; l++)
+                    for (int i = 0; i < 4; i++) lanes[l]->d[n * 4 + i] = sums[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
+            }
+    });
+}
+
+static Copies& own_copies() { return copies[emu_now->warp * 32 + emu_now->lane]; }
+
+void emu_copy(void* to, const void* from, unsigned size, int valid, bool weight) {
+    if (valid < 0 || unsigned(valid) > size) fail("a copy of more bytes than its size");
+    if (reinterpret_cast<uintptr_t>(to) % size || (valid && reinterpret_cast<uintptr_t>(from) % size)) fail("a misaligned copy");
+    auto* place = static_cast<unsigned char*>(to);
+    if (place < shared_end - shared_size || place + size > shared_end) fail("a copy to what is no shared memory");
+    if (weight) emu_counts.weight_bytes += unsigned(valid);
+    std::memset(place, 0xff, size);
+    Copies& own = own_copies();
+    own.waiting.push_back({place, from, size, unsigned(valid), own.group});
+}
+
+void emu_copies_end() { own_copies().group++; }
+
+void emu_copies_wait(int left) {
+    Copies& own = own_copies();
+    size_t done = 0;
+    for (; done < own.waiting.size() && int(own.group - own.waiting[done].group) > left; done++) {
+        const Copy& c = own.waiting[done];
+        std::memset(c.to, 0, c.size);
+        if (c.valid) std::memcpy(c.to, c.from, c.valid);
+    }
+    own.waiting.erase(own.waiting.begin(), own.waiting.begin() + long(done));
 }
 
 const void* emu_weight(const void* at, size_t size) {

@@ -18,11 +18,12 @@ import check_flash
 import check_kda
 import check_mla
 import check_moe
+import check_prefill
 import check_sampling
 from checks import Failure
 from driver import Device
 
-MODULES = [check_fill, check_dense, check_moe, check_kda, check_mla, check_block, check_sampling, check_flash]
+MODULES = [check_fill, check_dense, check_moe, check_kda, check_mla, check_block, check_sampling, check_prefill, check_flash]
 
 
 def main():

@@ -102,14 +102,17 @@ fn every_launch_is_labelled(name: &str, trace: &Trace) {
             assert!(kernel.module == Module::Draft || last || kernel.layer.is_none() == outside, "{name}: {kernel:?}");
             seen.insert(kernel.name.to_string());
         }
-        // Passes of 16 rows.
-        let passes = usize::from(steps.rows[i]).div_ceil(16);
+        // A window, or a prompt's pass of more rows, which keeps them while it runs.
+        let (sorts, commits) = if steps.rows[i] > 16 { ("moe_sort", 0) } else { ("moe_plan", 1) };
         for layer in 0..model.layers {
-            let plans = own.iter().filter(|k| k.module == Module::Target && k.layer == Some(layer) && k.name == "moe_plan").count();
-            assert_eq!(plans, if model.moe_layers.contains(&layer) { passes } else { 0 }, "{name}: step {id}, layer {layer}");
+            let of_layer = own.iter().filter(|k| k.module == Module::Target && k.layer == Some(layer));
+            let found: Vec<_> = of_layer.map(|k| &*k.name).filter(|n| ["moe_plan", "moe_sort"].contains(n)).collect();
+            let wanted: &[&str] = if model.moe_layers.contains(&layer) { &[sorts] } else { &[] };
+            assert_eq!(found, wanted, "{name}: step {id}, layer {layer}");
         }
-        let commits = own.iter().filter(|k| k.name == "kda_commit").count();
-        assert_eq!(commits, passes, "{name}: step {id}");
+        assert_eq!(own.iter().filter(|k| k.name == "kda_commit").count(), commits, "{name}: step {id}");
+        let scans = own.iter().filter(|k| k.name == "kda_scan").count();
+        assert_eq!(scans > 0, commits == 0, "{name}: step {id}: {scans} scans");
         let target: Vec<_> = own.iter().filter(|k| k.module == Module::Target && !k.name.starts_with("cpu.")).collect();
         assert!(target.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{name}: step {id}: kernels of one stream overlap");
         assert!(
@@ -239,6 +242,27 @@ fn a_driver_that_refuses_graphs_runs_kernel_by_kernel_and_it_is_said() {
     assert!(manifest.instrumentation.graphs.is_none());
     let refused: Vec<_> = manifest.warnings.iter().filter(|w| w.code == "cuda_graphs_refused").collect();
     assert!(refused.len() == 1 && refused[0].message.contains("CUDA_ERROR_NOT_SUPPORTED"), "{:?}", manifest.warnings);
+}
+
+/// Prompts beyond a window, of whole and of ragged passes: one pass up to 512 rows, more than that in as few as there can be, and the tokens,
+/// drafts and routes of the CPU engine behind them, whatever comes before a pass and whatever the step is cut into.
+#[test]
+fn a_prompt_of_512_tokens_is_one_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/nano/checkpoint");
+    let line = |n: u64| {
+        format!("{}\n", serde_json::json!({"token_ids": (0..n).map(|i| (i * 37 + n) % 290).collect::<Vec<_>>(), "max_new_tokens": 6}))
+    };
+    std::fs::write(dir.path().join("p.jsonl"), [17, 33, 512, 535].map(line).concat()).unwrap();
+    let args = ["--model", model.to_str().unwrap(), "--prompts", "p.jsonl", "--ignore-eos", "--prefill-chunk"];
+    for (chunk, passes) in [("600", vec![17, 33, 512, 512, 23]), ("200", vec![17, 33, 200, 200, 112, 200, 200, 135])] {
+        let (cpu, cuda) = both(dir.path(), &[&args[..], &[chunk]].concat(), &[("EMU_LAZY", "1")]);
+        compare(chunk, &cpu, &cuda);
+        let kernels = cuda.kernels().unwrap();
+        let embedded = kernels.iter().filter(|(_, k)| k.module == Module::Target && k.name.starts_with("embed"));
+        let rows: Vec<u32> = embedded.map(|(_, k)| k.grid.unwrap()[0]).filter(|rows| *rows > 16).collect();
+        assert_eq!(rows, passes, "{chunk}");
+    }
 }
 
 /// A missing wait would show: with this variable the emulator puts off all work until somebody waits.
@@ -674,7 +698,12 @@ fn damaged(dir: &Path, tensor: &str) -> PathBuf {
 #[test]
 fn damage_is_found_where_it_arises() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+    // A window's kernels, and those of a long pass.
+    let long: Vec<u32> = (0..20).map(|i| (i * 37 + 1) % 290).collect();
+    for (file, tokens) in [("p.jsonl", &long[..4]), ("long.jsonl", &long[..])] {
+        let line = format!("{}\n", serde_json::json!({"token_ids": tokens, "max_new_tokens": 4}));
+        std::fs::write(dir.path().join(file), line).unwrap();
+    }
     for (tensor, words) in [
         ("model.layers.2.mlp.gate.weight", ["layer 2", "router"]),
         ("model.layers.1.attention.f_proj.weight", ["layer 1", "attention"]),
@@ -682,11 +711,14 @@ fn damage_is_found_where_it_arises() {
         ("lm_head.weight", ["logits", "logits"]),
     ] {
         let model = damaged(dir.path(), tensor);
-        let args = ["--model", model.to_str().unwrap(), "--prompts", "p.jsonl", "--draft", "none", "--backend", "cuda", "--out", "t"];
-        let (code, _, stderr) = record(dir.path(), &args, &[]);
-        assert_eq!((code, stderr.lines().count()), (2, 1), "{tensor}: {stderr}");
-        assert!(words.iter().all(|word| stderr.contains(word)) && stderr.contains("not a finite number"), "{tensor}: {stderr}");
-        assert!(!dir.path().join("t").exists(), "{tensor}");
+        for prompts in ["p.jsonl", "long.jsonl"] {
+            let args = ["--model", model.to_str().unwrap(), "--prompts", prompts, "--draft", "none", "--backend", "cuda", "--out", "t"];
+            let (code, _, stderr) = record(dir.path(), &args, &[]);
+            let name = format!("{tensor}, {prompts}");
+            assert_eq!((code, stderr.lines().count()), (2, 1), "{name}: {stderr}");
+            assert!(words.iter().all(|word| stderr.contains(word)) && stderr.contains("not a finite number"), "{name}: {stderr}");
+            assert!(!dir.path().join("t").exists(), "{name}");
+        }
     }
 }
 

@@ -121,7 +121,8 @@ fn the_script_that_measures_a_gpu_runs_to_its_end_dry() {
     let mut command = std::process::Command::new("sh");
     command.arg(&script).arg(assert_cmd::cargo::cargo_bin("specprof")).current_dir(dir.path()).env("LD_LIBRARY_PATH", driver);
     command.env("SPECPROF_GPU_DRY", dir.path()).env("SPECPROF_GPU_SHAPES", "ling-nano").env("SPECPROF_CUPTI", driver.join("cupti"));
-    let small = [("SPECPROF_GPU_CONTEXT", "20"), ("SPECPROF_GPU_TOKENS", "6"), ("SPECPROF_GPU_REPEATS", "1")];
+    let small =
+        [("SPECPROF_GPU_CONTEXT", "20"), ("SPECPROF_GPU_TOKENS", "6"), ("SPECPROF_GPU_REPEATS", "1"), ("SPECPROF_GPU_PROMPT", "70")];
     let out = command.envs(small).output().unwrap();
     let (table, stderr) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
     assert_eq!((out.status.code(), stderr.as_str()), (Some(0), ""), "{table}");
@@ -138,5 +139,9 @@ fn the_script_that_measures_a_gpu_runs_to_its_end_dry() {
     for words in ["experts_gate_up_fp8_r16", "dense_bf16_r1", "of a pass of 16 rows and 64 experts a layer", "there are no times"] {
         assert!(table.contains(words), "{words}: {table}");
     }
-    assert!(!table.contains("not run") && !table.contains("at which the device reads"), "{table}");
+    assert!(
+        table.contains("Passes of 70 tokens") && table.contains("| ling-nano fp8 | 0 | unknown | unknown | unknown | unknown |"),
+        "{table}"
+    );
+    assert!(!table.contains("not run") && !table.contains("GB/s at which the device reads"), "{table}");
 }

@@ -48,21 +48,21 @@ impl CudaSession<'_> {
         Ok(self)
     }
 
-    /// Where a pass's tokens are.
-    pub(super) fn window_at(&self, ending: Ending) -> u64 {
+    /// Where the tokens of a pass of `rows` rows are.
+    pub(super) fn window_at(&self, ending: Ending, rows: usize) -> u64 {
         match (ending, &self.chooser) {
             (Ending::Window { drafted: true }, Some(chooser)) => chooser.drafted.window(0),
-            _ => self.ws.tokens(),
+            _ => self.space(rows).tokens(),
         }
     }
 
     /// Puts the choices of a pass into the stream: over its rows with logits.
     pub(super) fn choose(&self, shape: Shape) -> Result<(), EngineError> {
         let (Some(chooser), Ending::Token | Ending::Window { .. }) = (&self.chooser, shape.ending) else { return Ok(()) };
-        let (d, ws, vocab) = (&*self.device, &self.ws, self.config.vocab);
+        let (d, ws, vocab) = (&*self.device, self.space(shape.rows), self.config.vocab);
         d.label(None, Component::Sampling);
         let damage = ws.damage(Site { layer: 0, part: Part::Logits });
-        let (logits, window, size) = (ws.logits.at(0), self.window_at(shape.ending), (shape.wanted, vocab));
+        let (logits, window, size) = (ws.logits.at(0), self.window_at(shape.ending, shape.rows), (shape.wanted, vocab));
         let (drafts, verdict) = (shape.wanted - 1, ws.verdict().0);
         let Some(probs) = &chooser.probs else {
             choice_ops::argmax(d, logits, size, ws.best.at(0), 0, damage)?;
@@ -73,8 +73,8 @@ impl CudaSession<'_> {
         choice_ops::accept_sampled(d, window, (probs.at(0), q), ws.uniforms(), (drafts, vocab), verdict)
     }
 
-    /// Says what the choices of a pass with `drafts` drafts are drawn with.
-    fn begin_choice(&self, drafts: usize, sampler: &mut Sampler) -> Result<(), EngineError> {
+    /// Says what the choices of a pass of `rows` rows with `drafts` drafts are drawn with.
+    fn begin_choice(&self, rows: usize, drafts: usize, sampler: &mut Sampler) -> Result<(), EngineError> {
         if self.chooser.as_ref().is_none_or(|c| c.sampling != sampler.sampling()) {
             return Err(EngineError::Request("the session chooses by other rules than the request's".to_owned()));
         }
@@ -82,7 +82,7 @@ impl CudaSession<'_> {
             return Ok(());
         }
         let uniforms: Vec<f64> = (0..=drafts).map(|_| sampler.uniform()).collect();
-        self.ws.begin_uniforms(&uniforms)
+        self.space(rows).begin_uniforms(&uniforms)
     }
 }
 
@@ -93,9 +93,10 @@ impl Judge for CudaSession<'_> {
     }
 
     fn prompt_end(&mut self, tokens: &[u32], sampler: &mut Sampler, tap: &mut dyn ForwardTap) -> Result<(Forward<'_>, u32), EngineError> {
-        self.begin_choice(0, sampler)?;
+        let last = self.last_pass(tokens.len());
+        self.begin_choice(last, 0, sampler)?;
         self.forward_to(tokens, LogitRows::Last, tap, Ending::Token)?;
-        let (_, token, _) = self.ws.collect_verdict(1, self.config)?;
+        let (_, token, _) = self.space(last).collect_verdict(1, self.config)?;
         Ok((self.results(), token))
     }
 
@@ -110,7 +111,7 @@ impl Judge for CudaSession<'_> {
         self.check(&tokens, rows)?;
         // Those that the host does not know count as rows only.
         tokens.resize(rows, anchor);
-        self.begin_choice(drafts.len(), sampler)?;
+        self.begin_choice(rows, drafts.len(), sampler)?;
         self.begin_results();
         let wants = Wants::of(tap);
         self.pass(&tokens, rows, wants, Ending::Window { drafted: drafts.on_device > 0 })?;

@@ -335,7 +335,7 @@ impl Device {
     /// The kernels that CUPTI has recorded since the step began; waits for them.
     pub(super) fn taken(&self) -> Result<Vec<KernelEvent>, EngineError> {
         let mut profiler = self.profiler.borrow_mut();
-        let Some(profiler) = profiler.as_mut().filter(|p| p.is_recording()) else { return Ok(Vec::new()) };
+        let Some(profiler) = profiler.as_mut().filter(|p| p.has_records()) else { return Ok(Vec::new()) };
         self.wait()?;
         profiler.take()
     }

@@ -9,7 +9,7 @@ macro_rules! image {
     };
 }
 
-/// Bytes that an image may have when it is unpacked; the largest has 2 MB.
+/// Bytes that an image may have when it is unpacked; the largest has 3 MB.
 const MAX_IMAGE: u64 = 64 << 20;
 
 /// The packed image for a compute capability, and its name: code for the same major version, else PTX that the driver compiles.

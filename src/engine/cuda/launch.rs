@@ -1,6 +1,7 @@
 //! One kernel launch: a name, a grid, and arguments by value.
 
 use super::device::{Device, failed};
+use super::long_ops::Tiles;
 use super::matrix::{RawMatrix, Strides};
 use super::moved::Moved;
 use super::ops::{Delta, Heads, KdaRows, Plan};
@@ -18,11 +19,12 @@ impl Parameter for f64 {}
 impl Parameter for RawMatrix {}
 impl Parameter for Strides {}
 impl Parameter for Plan {}
+impl Parameter for Tiles {}
 impl Parameter for KdaRows {}
 impl Parameter for Delta {}
 impl Parameter for Heads {}
 
-/// A launch that is being put together. Arguments must be those of the kernel, in its order: only `ops`, `block_ops` and `choice_ops` make launches.
+/// A launch that is being put together. Arguments must be those of the kernel, in its order: only `ops`, `long_ops`, `block_ops` and `choice_ops` make launches.
 pub(super) struct Launch<'d> {
     device: &'d Device,
     name: &'static str,

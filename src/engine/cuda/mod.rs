@@ -1,8 +1,9 @@
 //! The CUDA engine: the same passes as the CPU engine's, by the kernels of `kernels/`.
 //!
 //! The driver is found when it is wanted; nothing of CUDA is needed to build or to run anything else. A pass goes to one stream, as a
-//! graph once its shape is known. Drafts are chained, and tokens chosen and accepted, on the device: a step waits once, for a verdict and
-//! the routers' choices. When somebody wants times, kernels are timed by CUPTI, or by events, and then they are launched one by one.
+//! graph once its shape is known; a prompt's long passes, on tensor cores, are launched kernel by kernel. Drafts are chained, and tokens
+//! chosen and accepted, on the device: a step waits once, for a verdict and the routers' choices. When somebody wants times, kernels are
+//! timed by CUPTI, or by events, and then they are launched one by one.
 //!
 //! **Nothing here has run on a GPU.** Tests run it on the emulator of `tests/emulator`, and a trace of the emulator says so.
 
@@ -20,6 +21,8 @@ mod drafted;
 mod graph;
 mod images;
 mod launch;
+mod long;
+mod long_ops;
 mod matrix;
 mod moved;
 mod mtp;
@@ -55,5 +58,8 @@ pub use stream::StreamTimes;
 pub use taps::TapPoint;
 pub use weights::DeviceWeights;
 
-/// Most rows of one pass of the kernels; longer ones are cut. A window has at most 16.
+/// Most rows of a window, and of a pass of the kernels that decode.
 pub const PASS_ROWS: usize = 16;
+
+/// Most rows of a pass; longer ones are cut. Those of more than [`PASS_ROWS`] rows are a prompt's, and run on tensor cores.
+pub const LONG_ROWS: usize = 512;

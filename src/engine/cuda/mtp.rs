@@ -27,7 +27,9 @@ pub struct CudaMtp<'m> {
     pub(super) device: Rc<Device>,
     pub(super) config: &'m ModelConfig,
     weights: Rc<DeviceWeights>,
+    /// Rows of windows and chains, and of long passes where there is room for any.
     pub(super) ws: Workspace,
+    long: Option<Workspace>,
     cache: MlaCaches,
     pub(super) len: usize,
     out: HostRows,
@@ -74,6 +76,7 @@ impl<'m> CudaMtp<'m> {
         }
         Ok(Some(Self {
             ws: Workspace::new(device, config, drafted::MOST, tokens)?,
+            long: Workspace::long(device, config, 1, tokens, false)?,
             cache: MlaCaches::new(device, config, 1, tokens)?,
             graphs: RefCell::new(Graphs::new(device)),
             device: Rc::clone(device),
@@ -89,18 +92,27 @@ impl<'m> CudaMtp<'m> {
         self.cache.tokens.min(self.config.max_position)
     }
 
+    /// Where the rows of a pass of `rows` rows are.
+    fn space(&self, rows: usize) -> &Workspace {
+        self.long.as_ref().filter(|_| rows > PASS_ROWS).unwrap_or(&self.ws)
+    }
+
     fn pass(&mut self, tokens: &[u32], hidden: &[f32], wanted: usize, wants: Wants) -> Result<(), EngineError> {
-        let rows = tokens.len();
-        self.ws.begin(tokens, self.len)?;
-        self.ws.begin_hidden(hidden)?;
+        let (rows, long) = (tokens.len(), tokens.len() > PASS_ROWS);
+        self.space(rows).begin(tokens, self.len)?;
+        self.space(rows).begin_hidden(hidden)?;
         self.device.start(Module::Draft, wants.clock)?;
-        let splits = self.ws.splits(self.len + rows);
+        let splits = if long { 0 } else { self.ws.splits(self.len + rows) };
         let shape = Shape { rows, wanted, pending: 0, splits, taken: wants.taken(), ending: Ending::Logits, planned: false };
-        self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        match long {
+            true => self.launch(shape)?,
+            false => self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?,
+        }
         self.device.end()?;
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
-        self.ws.collect(shape, self.config, &mut self.out)?;
+        let (space, config) = (self.long.as_ref().filter(|_| long).unwrap_or(&self.ws), self.config);
+        space.collect(shape, config, &mut self.out)?;
         self.len += rows;
         Ok(())
     }
@@ -122,7 +134,7 @@ impl<'m> CudaMtp<'m> {
 
     /// Puts a pass into the stream.
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
-        let (d, c, ws) = (&*self.device, self.config, &self.ws);
+        let (d, c, ws) = (&*self.device, self.config, self.space(shape.rows));
         d.label(None, Component::Embedding);
         ws.send()?;
         ws.send_hidden(shape.rows * c.hidden)?;
@@ -143,16 +155,17 @@ impl<'m> CudaMtp<'m> {
 
     /// The module over some rows, up to its logits.
     pub(super) fn link(&self, link: Link) -> Result<(), EngineError> {
-        let (d, c, ws, w, rows) = (&*self.device, self.config, &self.ws, &*self.weights, link.rows);
+        let (d, c, ws, w, rows) = (&*self.device, self.config, self.space(link.rows), &*self.weights, link.rows);
         let Some(module) = &w.mtp else { return Err(EngineError::Request("the model has no draft module".to_owned())) };
         d.label(None, Component::Embedding);
         let damage = ws.damage(Site { layer: c.layers, part: Part::Embedding });
         ops::embed(d, &w.embedding, link.tokens, rows, ws.normed.at(0), damage)?;
         let norms = (module.token_norm.at(0), module.hidden_norm.at(0));
         ops::mtp_join(d, (ws.normed.at(0), link.hidden), norms, c.rms_eps, (rows, c.hidden), ws.joined.at(0))?;
-        ops::dense(d, &module.projection, ws.joined.at(0), rows, ws.residual.at(0), c.hidden)?;
-        let pass =
-            Pass { device: d, config: c, ws, turns: w.turns.at(0), rows, splits: link.splits, pending: 0, span: link.span, planned: None };
+        let (turns, splits, span) = (w.turns.at(0), link.splits, link.span);
+        let pass = Pass { device: d, config: c, ws, turns, rows, splits, pending: 0, span, planned: None };
+        pass.input(ws.joined.at(0), 2 * c.hidden)?;
+        pass.dense(&module.projection, ws.joined.at(0), ws.residual.at(0), c.hidden)?;
         pass.attention(c.layers, &module.layer, &LayerMemory::Mla(self.cache.layer(0)), false)?;
         // The module's experts are never clamped.
         pass.feed_forward(c.layers, &module.layer, link.ring, Limits::default())?;
@@ -188,8 +201,10 @@ impl DraftModule for CudaMtp<'_> {
             return Err(EngineError::Request(format!("{rows} draft rows after {} exceed the context of {room}", self.len)));
         }
         self.out.clear(1);
-        let (before, parts, wants) = (self.len, rows.div_ceil(PASS_ROWS), Wants::of(tap));
-        for (i, (tokens, hidden)) in next_tokens.chunks(PASS_ROWS).zip(hidden.chunks(PASS_ROWS * width)).enumerate() {
+        // Of a long pass only the last row has logits.
+        let most = self.long.as_ref().filter(|_| logits != LogitRows::All).map_or(PASS_ROWS, |long| long.rows);
+        let (before, parts, wants) = (self.len, rows.div_ceil(most), Wants::of(tap));
+        for (i, (tokens, hidden)) in next_tokens.chunks(most).zip(hidden.chunks(most * width)).enumerate() {
             let wanted = match logits {
                 LogitRows::All => tokens.len(),
                 LogitRows::Last => usize::from(i + 1 == parts),

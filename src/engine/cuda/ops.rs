@@ -3,6 +3,7 @@
 
 #![expect(clippy::too_many_arguments, reason = "a kernel has the arguments that it has")]
 
+use super::PASS_ROWS;
 use super::device::Device;
 use super::launch::Launch;
 use super::matrix::{DeviceMatrix, Form};
@@ -87,7 +88,7 @@ pub(super) fn stream_read(d: &Device, from: u64, bytes: usize, seen: u64) -> Don
     launch.arg(from).arg(bytes as u64 / 16).arg(seen).run()
 }
 
-fn no_kernel(what: &str, form: Form) -> EngineError {
+pub(super) fn no_kernel(what: &str, form: Form) -> EngineError {
     EngineError::Device(format!("CUDA: there is no kernel for {what} in {form:?}; use --backend cpu"))
 }
 
@@ -331,6 +332,11 @@ impl MlaShape {
         self.heads.heads as usize
     }
 
+    /// What scores are multiplied by.
+    pub fn scale(&self) -> f32 {
+        1.0 / ((self.heads.nope + self.heads.rope) as f32).sqrt()
+    }
+
     /// Bytes of a token in the cache.
     fn token(&self) -> usize {
         (self.latent + self.rope()) * 4
@@ -350,14 +356,17 @@ pub(super) fn mla_append(d: &Device, s: MlaShape, compressed: u64, norm: u64, ep
 }
 
 pub(super) fn mla_query(d: &Device, s: MlaShape, kv_b: &DeviceMatrix, query: u64, rows: usize, absorbed: u64) -> Done {
-    let name = match kv_b.form {
-        Form::Bf16 => "mla_query_bf16",
-        Form::Fp8 => "mla_query_fp8",
-        form => return Err(no_kernel("kv_b_proj", form)),
+    let name = match (kv_b.form, rows > PASS_ROWS) {
+        (Form::Bf16, false) => "mla_query_bf16",
+        (Form::Fp8, false) => "mla_query_fp8",
+        (Form::Bf16, true) => "mla_query_rows_bf16",
+        (Form::Fp8, true) => "mla_query_rows_fp8",
+        (form, _) => return Err(no_kernel("kv_b_proj", form)),
     };
     let row = s.heads() * (s.heads.nope as usize + s.latent + 2 * s.rope()) * 4;
     let moved = Moved::bytes(s.share(kv_b, s.heads.nope) + rows * row);
-    let launch = Launch::new(d, name, [s.latent.div_ceil(128), s.heads(), 1], 128).shared(4 * rows * 128 * 4).moves(moved);
+    let grid = [s.latent.div_ceil(128), s.heads(), rows.div_ceil(PASS_ROWS)];
+    let launch = Launch::new(d, name, grid, 128).shared(4 * rows.min(PASS_ROWS) * 128 * 4).moves(moved);
     launch.arg(kv_b.raw).arg(s.heads).arg(query).arg(s.turns).arg(s.base).int(rows).arg(absorbed).run()
 }
 
@@ -370,11 +379,10 @@ pub(super) fn mla_attend(
     (parts, stats): (u64, u64),
     merged: u64,
 ) -> Done {
-    let scale = 1.0 / ((s.heads.nope + s.heads.rope) as f32).sqrt();
     let (query, parts_moved) = (rows * s.heads() * s.token(), rows * s.heads() * splits * (s.latent + 2) * 4);
     let moved = Moved { per_token: s.token() as u64, ..Moved::bytes(query + parts_moved) };
     let launch = Launch::new(d, "mla_attend", [splits, s.heads().div_ceil(4), rows], 128).moves(moved).arg(absorbed).arg(cache).arg(s.base);
-    launch.int(s.heads()).int(s.latent).int(s.rope()).arg(scale).int(splits).arg(parts).arg(stats).run()?;
+    launch.int(s.heads()).int(s.latent).int(s.rope()).arg(s.scale()).int(splits).arg(parts).arg(stats).run()?;
     let moved = Moved::bytes(parts_moved + rows * s.heads() * s.latent * 4);
     let launch = Launch::new(d, "mla_merge", [s.heads(), rows, 1], 128).moves(moved);
     launch.arg(parts).arg(stats).arg(s.base).int(s.latent).int(splits).arg(merged).run()
@@ -390,14 +398,17 @@ pub(super) fn mla_value(
     out: u64,
     damage: Damage,
 ) -> Done {
-    let name = match kv_b.form {
-        Form::Bf16 => "mla_value_bf16",
-        Form::Fp8 => "mla_value_fp8",
-        form => return Err(no_kernel("kv_b_proj", form)),
+    let name = match (kv_b.form, rows > PASS_ROWS) {
+        (Form::Bf16, false) => "mla_value_bf16",
+        (Form::Fp8, false) => "mla_value_fp8",
+        (Form::Bf16, true) => "mla_value_rows_bf16",
+        (Form::Fp8, true) => "mla_value_rows_fp8",
+        (form, _) => return Err(no_kernel("kv_b_proj", form)),
     };
     let row = (s.heads() * (s.latent + s.heads.v as usize) + gates) * 4;
     let moved = Moved::bytes(s.share(kv_b, s.heads.v) + rows * row);
-    let launch = Launch::new(d, name, [(s.heads.v as usize).div_ceil(8), s.heads(), 1], 128).moves(moved);
+    let grid = [(s.heads.v as usize).div_ceil(8), s.heads(), rows.div_ceil(PASS_ROWS)];
+    let launch = Launch::new(d, name, grid, 128).moves(moved);
     let launch = launch.arg(kv_b.raw).arg(s.heads.heads).arg(s.heads.nope).arg(s.heads.v).arg(context).arg(gate).int(gates).int(rows);
     launch.arg(out).arg(damage.at).arg(damage.site).run()
 }

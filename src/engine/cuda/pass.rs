@@ -2,6 +2,9 @@
 
 use super::buffer::Buffer;
 use super::device::Device;
+use super::long::LongRows;
+use super::long_ops::{self, EXPERT_ROWS, Tiles, most_tiles};
+use super::matrix::DeviceMatrix;
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
 use super::planned::PlannedRows;
 use super::ring::Shape;
@@ -15,7 +18,7 @@ use crate::trace::Component;
 
 type Done = Result<(), EngineError>;
 
-/// A pass of up to `PASS_ROWS` rows on one side.
+/// A pass of one side. One of more than `PASS_ROWS` rows has a workspace that has [`LongRows`].
 pub(super) struct Pass<'a> {
     pub device: &'a Device,
     pub config: &'a ModelConfig,
@@ -80,12 +83,17 @@ impl Pass<'_> {
     pub fn feed_forward(&self, layer: usize, w: &DeviceLayer, ring: usize, limits: Limits) -> Done {
         let ws = self.ws;
         self.norm(layer, ws.branch.at(0), &w.post_norm, Part::PostNorm)?;
+        // Router, experts and shared expert read the same rows.
+        let split = || self.input(ws.normed.at(0), self.config.hidden);
         match &w.mlp {
             DeviceMlp::Dense(m) => {
                 self.label(Some(layer), Component::Dense);
+                split()?;
                 self.gated(layer, m, 0.0)
             }
             DeviceMlp::Moe(m) => {
+                self.label(Some(layer), Component::Router);
+                split()?;
                 self.routed(layer, (&m.router, m.bias.at(0)), &m.experts, ring, limits.expert)?;
                 self.label(Some(layer), Component::Shared);
                 self.gated(layer, &m.shared, limits.shared)?;
@@ -103,19 +111,45 @@ impl Pass<'_> {
         ops::layer_output(self.device, self.ws.residual.at(0), self.ws.branch.at(0), self.rows * self.config.hidden, to)
     }
 
+    /// What a long pass has beside the workspace's rows.
+    fn long(&self) -> Option<&LongRows> {
+        self.ws.long.as_ref()
+    }
+
+    /// Makes `x`, `[rows, cols]`, the input of the [`Pass::dense`] after it.
+    pub fn input(&self, x: u64, cols: usize) -> Done {
+        match self.long() {
+            Some(long) => long_ops::split_rows(self.device, x, (self.rows, cols), long.split.at(0)),
+            None => Ok(()),
+        }
+    }
+
+    /// `out[n * stride ..] = W x[n]` for the rows at `x` that the last [`Pass::input`] has named.
+    pub fn dense(&self, w: &DeviceMatrix, x: u64, out: u64, stride: usize) -> Done {
+        match self.long() {
+            Some(long) => long_ops::dense(self.device, w, (x, long.split.at(0)), self.rows, out, stride),
+            None => ops::dense(self.device, w, x, self.rows, out, stride),
+        }
+    }
+
     fn kda(&self, layer: usize, w: &DeviceKda, states: &KdaStates, number: usize) -> Done {
         let (d, ws, rows) = (self.device, self.ws, self.rows);
         let shape = states.shape;
         let width = shape.heads * shape.dim;
         let x = ws.normed.at(0);
         let [forget, gate, read, mixed] = [0, 1, 2, 3].map(|i: usize| ws.wide[i].at(0));
-        let fresh = states.raw(number, shape.taps - 1 + self.pending);
-        for (i, matrix) in [&w.q, &w.k, &w.v].into_iter().enumerate() {
-            ops::dense(d, matrix, x, rows, fresh + (i * width * 4) as u64, 3 * width)?;
+        let long = self.long().map(LongRows::kda).transpose()?;
+        if let Some(long) = long {
+            long.begin(d, states.raw(number, 0))?;
         }
-        ops::dense(d, &w.f, x, rows, forget, width)?;
-        ops::dense(d, &w.g, x, rows, gate, width)?;
-        ops::dense(d, &w.b, x, rows, ws.beta.at(0), shape.heads)?;
+        let fresh = long.map_or_else(|| states.raw(number, shape.taps - 1 + self.pending), |long| long.raw(shape.taps - 1));
+        self.input(x, self.config.hidden)?;
+        for (i, matrix) in [&w.q, &w.k, &w.v].into_iter().enumerate() {
+            self.dense(matrix, x, fresh + (i * width * 4) as u64, 3 * width)?;
+        }
+        self.dense(&w.f, x, forget, width)?;
+        self.dense(&w.g, x, gate, width)?;
+        self.dense(&w.b, x, ws.beta.at(0), shape.heads)?;
         let filters = KdaFilters {
             q: w.q_conv.at(0),
             k: w.k_conv.at(0),
@@ -123,12 +157,19 @@ impl Pass<'_> {
             dt_bias: w.dt_bias.at(0),
             decay_scale: w.decay_scale.at(0),
         };
-        let (raw, span) = (states.raw(number, 0), (self.pending, rows));
-        let damage = self.site(layer, Part::Attention);
-        ops::kda_mix(d, shape, filters, (raw, forget, ws.beta.at(0)), span, states.rows(number), damage)?;
-        ops::kda_delta(d, shape, states.state(number), states.delta(number), span, states.rows(number).query, read)?;
+        let (state, damage) = (states.state(number), self.site(layer, Part::Attention));
+        if let Some(long) = long {
+            ops::kda_mix(d, shape, filters, (long.raw(0), forget, ws.beta.at(0)), (0, rows), long.rows(), damage)?;
+            long_ops::kda_scan(d, shape, state, long.delta(), rows, long.rows().query, read)?;
+            long.end(d, rows, states.raw(number, 0))?;
+        } else {
+            let (raw, span) = (states.raw(number, 0), (self.pending, rows));
+            ops::kda_mix(d, shape, filters, (raw, forget, ws.beta.at(0)), span, states.rows(number), damage)?;
+            ops::kda_delta(d, shape, state, states.delta(number), span, states.rows(number).query, read)?;
+        }
         ops::kda_out(d, shape, read, gate, w.out_norm.at(0), self.config.rms_eps, rows, mixed, damage)?;
-        ops::dense(d, &w.out, mixed, rows, ws.branch.at(0), self.config.hidden)
+        self.input(mixed, width)?;
+        self.dense(&w.out, mixed, ws.branch.at(0), self.config.hidden)
     }
 
     fn mla(&self, layer: usize, w: &DeviceMla, cache: u64) -> Done {
@@ -139,31 +180,39 @@ impl Pass<'_> {
         let (x, query, damage) = (ws.normed.at(0), ws.query.at(0), self.site(layer, Part::Attention));
         let [gate, mixed] = [0, 1].map(|i: usize| ws.wide[i].at(0));
         let outputs = c.heads * c.qk_head_dim();
+        self.input(x, c.hidden)?;
         match &w.query_low {
-            None => ops::dense(d, &w.query, x, rows, query, outputs)?,
+            None => self.dense(&w.query, x, query, outputs)?,
             Some((norm, second)) => {
                 let [low, normed] = [0, 1].map(|i: usize| ws.low[i].at(0));
                 let rank = w.query.rows();
-                ops::dense(d, &w.query, x, rows, low, rank)?;
+                self.dense(&w.query, x, low, rank)?;
                 ops::rmsnorm(d, low, 0, norm.at(0), c.rms_eps, (rows, rank), normed, damage)?;
-                ops::dense(d, second, normed, rows, query, outputs)?;
+                self.input(normed, rank)?;
+                self.dense(second, normed, query, outputs)?;
+                self.input(x, c.hidden)?;
             }
         }
-        ops::dense(d, &w.kv_a, x, rows, ws.compressed.at(0), c.kv_lora_rank + c.qk_rope_head_dim)?;
-        ops::dense(d, &w.gate, x, rows, gate, c.mla_gate_rows())?;
+        self.dense(&w.kv_a, x, ws.compressed.at(0), c.kv_lora_rank + c.qk_rope_head_dim)?;
+        self.dense(&w.gate, x, gate, c.mla_gate_rows())?;
         ops::mla_append(d, shape, ws.compressed.at(0), w.kv_norm.at(0), c.rms_eps, rows, cache, damage)?;
         ops::mla_query(d, shape, &w.kv_b, query, rows, ws.absorbed.at(0))?;
-        ops::mla_attend(d, shape, (ws.absorbed.at(0), cache), (rows, self.splits), (ws.parts.at(0), ws.stats.at(0)), ws.context.at(0))?;
-        ops::mla_value(d, shape, &w.kv_b, ws.context.at(0), (gate, c.mla_gate_rows()), rows, mixed, damage)?;
-        ops::dense(d, &w.out, mixed, rows, ws.branch.at(0), c.hidden)
+        let (read, context) = ((ws.absorbed.at(0), cache), ws.context.at(0));
+        match self.long() {
+            Some(_) => long_ops::mla_prefill(d, shape, read, rows, context)?,
+            None => ops::mla_attend(d, shape, read, (rows, self.splits), (ws.parts.at(0), ws.stats.at(0)), context)?,
+        }
+        ops::mla_value(d, shape, &w.kv_b, context, (gate, c.mla_gate_rows()), rows, mixed, damage)?;
+        self.input(mixed, c.heads * c.v_head_dim)?;
+        self.dense(&w.out, mixed, ws.branch.at(0), c.hidden)
     }
 
     /// Router, plan and the experts' outputs by slot.
-    fn routed(&self, layer: usize, (router, bias): (&super::matrix::DeviceMatrix, u64), m: &DeviceGated, ring: usize, limit: f32) -> Done {
+    fn routed(&self, layer: usize, (router, bias): (&DeviceMatrix, u64), m: &DeviceGated, ring: usize, limit: f32) -> Done {
         let (d, ws, c, rows) = (self.device, self.ws, self.config, self.rows);
         let (x, k) = (ws.normed.at(0), c.experts_per_token);
         self.label(Some(layer), Component::Router);
-        ops::dense(d, router, x, rows, ws.router.at(0), c.experts)?;
+        self.dense(router, x, ws.router.at(0), c.experts)?;
         let groups = c.groups.max(1);
         let choice = Choice {
             experts: c.experts,
@@ -174,31 +223,33 @@ impl Pass<'_> {
             normalise: c.norm_topk,
         };
         let (ids, weights) = ws.choices(ring);
-        let planned = self.planned.map_or(0, |planned| planned.layer(ring));
+        let planned = self.planned.map_or(0, |planned| planned.layer(ring, rows));
         ops::route(d, ws.router.at(0), bias, choice, planned, rows, (ids, weights), self.site(layer, Part::Router))?;
+        let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
+        let (slots, out, damage) = (rows * k, (ws.mid.at(0), ws.routed.at(0)), self.site(layer, Part::Experts));
+        if let Some(long) = self.long() {
+            let tiles = long.tiles(ws.plan().slot_row);
+            long_ops::moe_sort(d, ids, (rows, k, c.experts), tiles, ws.slot_of.at(0))?;
+            self.label(Some(layer), Component::Experts);
+            let most = most_tiles(slots, c.experts);
+            return long_ops::experts(d, &mlp, tiles, (most, rows, slots), long.split.at(0), limit, out, damage);
+        }
         ops::moe_plan(d, ids, rows, k, ws.plan(), ws.slot_of.at(0))?;
         self.label(Some(layer), Component::Experts);
         // An expert is chosen once a row, and there are no more distinct ones than choices or experts.
-        let most = (rows * k).min(c.experts);
-        let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
-        ops::experts(d, &mlp, ws.plan(), (most, rows, rows * k), x, limit, (ws.mid.at(0), ws.routed.at(0)), self.site(layer, Part::Experts))
+        ops::experts(d, &mlp, ws.plan(), (slots.min(c.experts), rows, slots), x, limit, out, damage)
     }
 
     /// A gated MLP outside the routing, over all rows.
     fn gated(&self, layer: usize, m: &DeviceGated, limit: f32) -> Done {
-        let ws = self.ws;
+        let (d, ws, rows) = (self.device, self.ws, self.rows);
         let mlp = ops::Mlp { gate: &m.gate, up: &m.up, down: &m.down };
-        let out = (ws.mid.at(0), ws.branch.at(0));
-        ops::experts(
-            self.device,
-            &mlp,
-            ws.one(self.span),
-            (1, self.rows, self.rows),
-            ws.normed.at(0),
-            limit,
-            out,
-            self.site(layer, Part::Mlp),
-        )
+        let (out, damage) = ((ws.mid.at(0), ws.branch.at(0)), self.site(layer, Part::Mlp));
+        if let Some(long) = self.long() {
+            let size = (rows.div_ceil(EXPERT_ROWS), rows, rows);
+            return long_ops::experts(d, &mlp, Tiles::default(), size, long.split.at(0), limit, out, damage);
+        }
+        ops::experts(d, &mlp, ws.one(self.span), (1, rows, rows), ws.normed.at(0), limit, out, damage)
     }
 
     /// Brings the results to the host: logits and hidden rows where they go there, then what was chosen.
@@ -210,7 +261,7 @@ impl Pass<'_> {
     }
 
     /// The final norm over all rows and the head over the last `wanted` of them; logits begin at 0.
-    pub fn output(&self, norm: u64, head: &super::matrix::DeviceMatrix, wanted: usize) -> Done {
+    pub fn output(&self, norm: u64, head: &DeviceMatrix, wanted: usize) -> Done {
         let (ws, c) = (self.ws, self.config);
         let damage = self.site(0, Part::Output);
         self.label(None, Component::Norm);

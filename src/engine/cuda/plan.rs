@@ -1,8 +1,9 @@
 //! What a run needs of the device's memory, counted before anything is loaded.
 
+use super::long::longest_pass;
 use super::matrix::planned_bytes;
 use super::workspace;
-use super::{PASS_ROWS, block_space, block_weights, choose, drafted};
+use super::{PASS_ROWS, block_space, block_weights, choose, drafted, planned};
 use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::matrix::Matrix;
 use crate::engine::sampling::Sampling;
@@ -45,14 +46,25 @@ impl MemoryPlan {
         let mla = weights.layers.iter().filter(is_mla).count();
         let kda = weights.layers.len() - mla;
         let cached = config.kv_lora_rank + config.qk_rope_head_dim;
-        let sides = 1 + usize::from(draft);
         let routed = weights.layers.iter().filter(|l| matches!(l.mlp, Mlp::Moe(_))).count();
+        let experts = planned::planned_bytes(routed, config.experts_per_token, tokens);
+        let (mut workspace, mut pinned) = (experts, experts);
+        // Rows of windows, and of long passes where there can be any.
+        for rows in std::iter::once(PASS_ROWS).chain(longest_pass(tokens)) {
+            workspace += workspace::planned_bytes(config, (rows, routed), tokens, true);
+            pinned += workspace::planned_pinned(config, (rows, routed));
+            if draft {
+                let own = (rows, if rows == PASS_ROWS { drafted::MOST } else { 1 });
+                workspace += workspace::planned_bytes(config, own, tokens, false);
+                pinned += workspace::planned_pinned(config, own);
+            }
+        }
         Ok(Self {
             weights: bytes,
             caches: (mla + usize::from(draft)) * tokens * cached * 4,
             states: kda * super::state::kda_floats(config) * 4,
-            workspace: sides * workspace::planned_bytes(config, PASS_ROWS, tokens),
-            pinned: workspace::planned_pinned(config, routed) + if draft { workspace::planned_pinned(config, drafted::MOST) } else { 0 },
+            workspace,
+            pinned,
             tokens,
         })
     }
@@ -72,7 +84,8 @@ impl MemoryPlan {
     pub fn with_drafter(self, drafter: &DsparkCheckpoint) -> Result<Self, EngineError> {
         let own = block_weights::planned(&drafter.config, &drafter.weights, self.tokens)?;
         // The target's tapped rows leave its passes.
-        let tapped = drafter.config.taps.len() * PASS_ROWS * drafter.config.hidden * 4;
+        let longest = longest_pass(self.tokens).unwrap_or(PASS_ROWS);
+        let tapped = drafter.config.taps.len() * longest * drafter.config.hidden * 4;
         Ok(Self {
             weights: self.weights + own.weights,
             caches: self.caches + own.caches,

@@ -5,6 +5,7 @@
 
 use super::PASS_ROWS;
 use super::device::{Buffer, Device};
+use super::long::longest_pass;
 use super::pinned::Pinned;
 use crate::engine::{EngineError, RoutingPlan};
 use std::rc::Rc;
@@ -16,23 +17,30 @@ pub(super) struct PlannedRows {
     /// Numbers of the routed layers, in order.
     layers: Vec<usize>,
     k: usize,
-    /// Those of a pass, `[routed layers, PASS_ROWS, k]` of u16.
+    /// Those of a window, `[routed layers, PASS_ROWS, k]` of u16, or of a long pass, `[routed layers, rows of the longest, k]`.
     ids: Buffer,
+    longest: usize,
     staged: Pinned,
     /// Those of positions 0, 1, 2, ..., `[positions, routed layers, k]`; empty with a plan of passes.
     known: Vec<u16>,
 }
 
-/// Bytes of a pass's experts.
-pub(super) fn planned_bytes(routed: usize, k: usize) -> usize {
-    routed * PASS_ROWS * k * 2
+/// Bytes of a pass's experts, in timelines of up to `tokens` tokens.
+pub(super) fn planned_bytes(routed: usize, k: usize, tokens: usize) -> usize {
+    routed * longest_pass(tokens).unwrap_or(PASS_ROWS) * k * 2
 }
 
 impl PlannedRows {
-    /// No plan, for a model with these routed layers.
-    pub fn new(device: &Rc<Device>, layers: Vec<usize>, k: usize) -> Result<Self, EngineError> {
-        let bytes = planned_bytes(layers.len(), k);
-        Ok(Self { plan: None, layers, k, ids: device.room(bytes)?, staged: Pinned::new(device, bytes)?, known: Vec::new() })
+    /// No plan, for a model with these routed layers and timelines of up to `tokens` tokens.
+    pub fn new(device: &Rc<Device>, layers: Vec<usize>, k: usize, tokens: usize) -> Result<Self, EngineError> {
+        let bytes = planned_bytes(layers.len(), k, tokens);
+        let (ids, staged) = (device.room(bytes)?, Pinned::new(device, bytes)?);
+        Ok(Self { plan: None, layers, k, ids, longest: longest_pass(tokens).unwrap_or(PASS_ROWS), staged, known: Vec::new() })
+    }
+
+    /// Bytes from one layer's experts to the next one's, of a pass of `rows` rows.
+    fn stride(&self, rows: usize) -> usize {
+        self.k * 2 * if rows > PASS_ROWS { self.longest } else { PASS_ROWS }
     }
 
     /// Chooses by a plan from the next pass on, or no longer.
@@ -60,7 +68,7 @@ impl PlannedRows {
             } else {
                 plan.choose(layer, position, &mut ids);
             }
-            self.staged.put(number * PASS_ROWS * k * 2, &ids)?;
+            self.staged.put(number * self.stride(rows), &ids)?;
         }
         Ok(())
     }
@@ -79,13 +87,13 @@ impl PlannedRows {
         }
     }
 
-    /// Lets the stream take over what [`PlannedRows::begin`] put down.
-    pub fn send(&self) -> Result<(), EngineError> {
-        self.staged.send(0, planned_bytes(self.layers.len(), self.k), &self.ids)
+    /// Lets the stream take over what [`PlannedRows::begin`] put down for a pass of `rows` rows.
+    pub fn send(&self, rows: usize) -> Result<(), EngineError> {
+        self.staged.send(0, self.layers.len() * self.stride(rows), &self.ids)
     }
 
-    /// Where the experts of routed layer number `layer` are.
-    pub fn layer(&self, layer: usize) -> u64 {
-        self.ids.at(layer * PASS_ROWS * self.k * 2)
+    /// Where the experts of routed layer number `layer` are, of a pass of `rows` rows.
+    pub fn layer(&self, layer: usize, rows: usize) -> u64 {
+        self.ids.at(layer * self.stride(rows))
     }
 }

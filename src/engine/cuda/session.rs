@@ -28,7 +28,9 @@ pub struct CudaSession<'m> {
     pub(super) device: Rc<Device>,
     pub(super) config: &'m ModelConfig,
     weights: Rc<DeviceWeights>,
+    /// Rows of windows, and of long passes where there is room for any.
     pub(super) ws: Workspace,
+    long: Option<Workspace>,
     kda: KdaStates,
     mla: MlaCaches,
     planned: PlannedRows,
@@ -36,6 +38,8 @@ pub struct CudaSession<'m> {
     /// Rows that wait for a commit, and how many rows before them the last pass has committed by itself.
     pub(super) pending: usize,
     ahead: usize,
+    /// Whether a long pass has failed: layers before the damage have gone on without the others.
+    broken: bool,
     pub(super) out: HostRows,
     taps: Option<Taps>,
     graphs: RefCell<Graphs<Work>>,
@@ -118,7 +122,8 @@ impl<'m> CudaSession<'m> {
         let routed: Vec<usize> = routed_layers(weights).collect();
         Ok(Self {
             ws: Workspace::new(device, config, routed.len(), tokens)?,
-            planned: PlannedRows::new(device, routed, config.experts_per_token)?,
+            long: Workspace::long(device, config, routed.len(), tokens, true)?,
+            planned: PlannedRows::new(device, routed, config.experts_per_token, tokens)?,
             kda: KdaStates::new(device, config, kda)?,
             mla: MlaCaches::new(device, config, weights.layers.len() - kda, tokens)?,
             graphs: RefCell::new(Graphs::new(device)),
@@ -128,8 +133,9 @@ impl<'m> CudaSession<'m> {
             committed: 0,
             pending: 0,
             ahead: 0,
+            broken: false,
             out: HostRows::default(),
-            taps: Taps::new(device, tapped, config.hidden)?,
+            taps: Taps::new(device, tapped, config.hidden, tokens)?,
             chooser: None,
         })
     }
@@ -141,31 +147,66 @@ impl<'m> CudaSession<'m> {
         Some((kind, self.weights.layers[..layer].iter().filter(|l| is_kda(l) == kind).count()))
     }
 
-    /// One pass of up to [`PASS_ROWS`] rows, the last `wanted` of them with logits. The host waits once. Of a window that was drafted on the
-    /// device only the number of its `tokens` counts.
+    /// Where the rows of a pass of `rows` rows are.
+    pub(super) fn space(&self, rows: usize) -> &Workspace {
+        self.long.as_ref().filter(|_| rows > PASS_ROWS).unwrap_or(&self.ws)
+    }
+
+    /// Rows of the first pass of `rows` rows with these logits: of a long one only the last row has logits.
+    fn first_pass(&self, rows: usize, logits: LogitRows) -> usize {
+        let most = self.long.as_ref().filter(|_| logits != LogitRows::All && self.pending == 0).map_or(PASS_ROWS, |long| long.rows);
+        rows.min(most)
+    }
+
+    /// Rows of the last pass of a prompt's end of `rows` rows.
+    pub(super) fn last_pass(&self, mut rows: usize) -> usize {
+        loop {
+            match self.first_pass(rows, LogitRows::Last) {
+                first if first < rows => rows -= first,
+                _ => return rows,
+            }
+        }
+    }
+
+    /// One pass, the last `wanted` of its rows with logits. The host waits once. Of a window that was drafted on the device only the number of
+    /// its `tokens` counts. The rows of a long pass are committed by itself.
     pub(super) fn pass(&mut self, tokens: &[u32], wanted: usize, wants: Wants, ending: Ending) -> Result<(), EngineError> {
         let (rows, position) = (tokens.len(), self.committed + self.pending);
-        self.ws.begin(tokens, position)?;
+        let long = rows > PASS_ROWS;
+        self.space(rows).begin(tokens, position)?;
         self.planned.begin(position, rows)?;
         self.device.start(Module::Target, wants.clock)?;
-        let (splits, planned) = (self.ws.splits(position + rows), self.planned.is_on());
+        let (splits, planned) = (if long { 0 } else { self.ws.splits(position + rows) }, self.planned.is_on());
         let shape = Shape { rows, wanted, pending: self.pending, splits, taken: wants.taken(), ending, planned };
-        self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        if long {
+            // Prompts have many lengths and come once each: a graph of one would hardly be used again, and takes a window's place.
+            self.broken = true;
+            self.launch(shape)?;
+        } else {
+            self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
+        }
         self.device.end()?;
         self.planned.prepare(position + rows + PASS_ROWS);
         self.device.wait()?;
         self.out.kernels.extend(self.device.timer.borrow_mut().finish()?);
-        self.ws.collect(shape, self.config, &mut self.out)?;
+        let (space, config) = (self.long.as_ref().filter(|_| long).unwrap_or(&self.ws), self.config);
+        space.collect(shape, config, &mut self.out)?;
         if let Some(taps) = &mut self.taps {
-            taps.collect(rows * self.config.hidden, self.config.hidden)?;
+            taps.collect(rows, config.hidden)?;
         }
-        self.pending += rows;
+        if long {
+            self.broken = false;
+            self.committed += rows;
+            self.ahead += rows;
+        } else {
+            self.pending += rows;
+        }
         Ok(())
     }
 
     /// Puts a pass into the stream.
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
-        let (ws, w, hidden) = (&self.ws, &*self.weights, self.config.hidden);
+        let (ws, w, hidden) = (self.space(shape.rows), &*self.weights, self.config.hidden);
         let Shape { rows, pending, splits, .. } = shape;
         let planned = shape.planned.then_some(&self.planned);
         let (turns, span) = (w.turns.at(0), ws.span());
@@ -173,10 +214,10 @@ impl<'m> CudaSession<'m> {
         pass.label(None, Component::Embedding);
         ws.send()?;
         if let Some(planned) = planned {
-            planned.send()?;
+            planned.send(rows)?;
         }
         let damage = ws.damage(Site { layer: 0, part: Part::Embedding });
-        super::ops::embed(&self.device, &w.embedding, self.window_at(shape.ending), rows, ws.residual.at(0), damage)?;
+        super::ops::embed(&self.device, &w.embedding, self.window_at(shape.ending, rows), rows, ws.residual.at(0), damage)?;
         let (mut kda, mut mla, mut ring) = (0, 0, 0);
         for (number, layer) in w.layers.iter().enumerate() {
             let limit = |list: &[f32]| list.get(number).copied().unwrap_or(0.0);
@@ -191,7 +232,7 @@ impl<'m> CudaSession<'m> {
                     LayerMemory::Mla(self.mla.layer(mla - 1))
                 }
             };
-            let tapped = |point| self.taps.as_ref().and_then(|taps| taps.place(point, hidden));
+            let tapped = |point| self.taps.as_ref().and_then(|taps| taps.place(point, rows, hidden));
             pass.attention(number, layer, &memory, number > 0)?;
             if let Some(to) = tapped(TapPoint::Attention(number)) {
                 pass.copy_rows(number, to)?;
@@ -206,7 +247,7 @@ impl<'m> CudaSession<'m> {
         self.choose(shape)?;
         if let Some(taps) = &self.taps {
             pass.label(None, Component::Draft);
-            taps.bring(hidden)?;
+            taps.bring(rows, hidden)?;
         }
         pass.bring(shape)?;
         match shape.ending {
@@ -234,16 +275,18 @@ impl<'m> CudaSession<'m> {
     }
 
     fn forward_all(&mut self, tokens: &[u32], logits: LogitRows, wants: Wants, ending: Ending) -> Result<(), EngineError> {
-        let parts = tokens.len().div_ceil(PASS_ROWS);
-        for (i, part) in tokens.chunks(PASS_ROWS).enumerate() {
-            let last = i + 1 == parts;
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(self.first_pass(rest.len(), logits));
+            rest = after;
+            let last = rest.is_empty();
             let wanted = match logits {
                 LogitRows::All => part.len(),
                 LogitRows::Last => usize::from(last),
                 LogitRows::None => 0,
             };
             self.pass(part, wanted, wants, if last { ending } else { Ending::Logits })?;
-            if !last {
+            if !last && self.pending > 0 {
                 // Rows of a pass that is longer than a window are committed as they go; see `Target::forward`.
                 self.ahead += self.pending;
                 self.commit_rows(self.pending, wants.clock)?;
@@ -257,6 +300,9 @@ impl CudaSession<'_> {
     /// Refuses tokens that are none, and more than there is room for.
     pub(super) fn check(&self, tokens: &[u32], rows: usize) -> Result<(), EngineError> {
         let (vocab, position) = (self.config.vocab, self.committed + self.pending);
+        if self.broken {
+            return Err(EngineError::Request("a pass over this timeline has failed; reset it first".to_owned()));
+        }
         if let Some(token) = tokens.iter().find(|t| usize::try_from(**t).is_ok_and(|t| t >= vocab)) {
             return Err(EngineError::Request(format!("token id {token} is not below the vocabulary size {vocab}")));
         }
@@ -317,7 +363,7 @@ impl CudaSession<'_> {
 
 impl Target for CudaSession<'_> {
     fn reset(&mut self) -> Result<(), EngineError> {
-        (self.committed, self.pending, self.ahead) = (0, 0, 0);
+        (self.committed, self.pending, self.ahead, self.broken) = (0, 0, 0, false);
         self.device.forget_times();
         self.kda.clear()
     }

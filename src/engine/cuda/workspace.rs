@@ -3,6 +3,8 @@
 use super::PASS_ROWS;
 use super::buffer::Buffer;
 use super::device::Device;
+use super::long::{self, LongRows};
+use super::long_ops::split_bytes;
 use super::ops::{Damage, Plan, SPLIT};
 use super::pinned::Pinned;
 use super::ring::{Ring, Shape, Taken};
@@ -12,11 +14,13 @@ use crate::engine::{EngineError, ModelConfig};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Rows of a pass of one side (target or draft module).
+/// Rows of a pass of one side (target or draft module): of a window's, or of a long one's.
 #[derive(Debug)]
 pub(super) struct Workspace {
-    /// What the host says of a pass: [`PASS_ROWS`] tokens, the first position, two numbers of the plan of all rows (0 and the rows), and
-    /// [`PASS_ROWS`] uniform numbers in doubles.
+    /// Rows that there is room for.
+    pub rows: usize,
+    /// What the host says of a pass: its tokens, the first position, two numbers of the plan of all rows (0 and the rows), and [`PASS_ROWS`]
+    /// uniform numbers in doubles.
     inputs: Buffer,
     /// The same on the host, and behind it the draft module's hidden rows.
     staged: Pinned,
@@ -53,6 +57,8 @@ pub(super) struct Workspace {
     pub slot_of: Buffer,
     plan: [Buffer; 4],
     one: AllRows,
+    /// Of a workspace of long passes.
+    pub long: Option<LongRows>,
 }
 
 /// The plan of a gated MLP outside the routing: one expert, all rows. Only its end depends on the pass.
@@ -75,9 +81,29 @@ fn plan_of([count, expert, start, slot_row]: &[Buffer; 4]) -> Plan {
     Plan { count: count.at(0), expert: expert.at(0), start: start.at(0), slot_row: slot_row.at(0) }
 }
 
-/// Bytes of [`Workspace::inputs`], and where its uniform numbers begin.
-const INPUT_BYTES: usize = UNIFORMS + PASS_ROWS * 8;
-const UNIFORMS: usize = (PASS_ROWS + 4) * 4;
+/// Bytes of [`Workspace::inputs`] for passes of `rows` rows.
+fn input_bytes(rows: usize) -> usize {
+    uniforms_at(rows) + PASS_ROWS * 8
+}
+
+/// Where its uniform numbers begin, and before them where the first position is.
+fn uniforms_at(rows: usize) -> usize {
+    span_at(rows) + 16
+}
+
+fn span_at(rows: usize) -> usize {
+    (rows * 4).next_multiple_of(8)
+}
+
+/// Whether passes of so many rows are long.
+fn is_long(rows: usize) -> bool {
+    rows > PASS_ROWS
+}
+
+/// Most rows of a pass that have logits: of a prompt's only the last has.
+fn most_logits(rows: usize) -> usize {
+    if is_long(rows) { 1 } else { rows }
+}
 
 /// Bytes of each buffer, in the order in which [`Workspace`] takes them.
 struct Sizes {
@@ -92,24 +118,28 @@ struct Sizes {
 
 fn sizes(config: &ModelConfig, rows: usize, tokens: usize) -> Sizes {
     let k = config.experts_per_token;
+    let inter = |n: usize| if is_long(rows) { split_bytes(n) } else { n * 4 };
+    // Long passes do not split the cache.
+    let split_rows = if is_long(rows) { 0 } else { rows };
     let wide = config.kda_width().max(config.heads * config.v_head_dim).max(config.mla_gate_rows());
     Sizes {
         row: rows * config.hidden * 4,
         wide: rows * wide * 4,
         query: rows * config.heads * config.qk_head_dim() * 4,
         absorbed: rows * config.heads * (config.kv_lora_rank + config.qk_rope_head_dim) * 4,
-        splits: rows * config.heads * tokens.div_ceil(SPLIT),
-        mid: rows * (k * config.expert_inter).max(config.shared_inter).max(config.dense_inter) * 4,
+        splits: split_rows * config.heads * tokens.div_ceil(SPLIT),
+        mid: rows * (k * inter(config.expert_inter)).max(inter(config.shared_inter)).max(inter(config.dense_inter)),
         slots: rows * k,
     }
 }
 
-/// Bytes of a workspace, to within a few hundred.
-pub(super) fn planned_bytes(config: &ModelConfig, rows: usize, tokens: usize) -> usize {
+/// Bytes of a workspace with choices of `routed` layers, to within a few hundred; `recurrent`: of a model's layers, not of its draft module.
+pub(super) fn planned_bytes(config: &ModelConfig, (rows, routed): (usize, usize), tokens: usize, recurrent: bool) -> usize {
     let s = sizes(config, rows, tokens);
-    let routed = config.layers + 1;
     7 * s.row
-        + rows * (config.vocab + config.experts + config.heads + config.kv_lora_rank + config.qk_rope_head_dim) * 4
+        + input_bytes(rows)
+        + most_logits(rows) * config.vocab * 4
+        + rows * (1 + config.experts + config.heads + config.kv_lora_rank + config.qk_rope_head_dim) * 4
         + 4 * s.wide
         + 2 * rows * config.q_lora_rank.unwrap_or(1) * 4
         + s.query
@@ -117,20 +147,42 @@ pub(super) fn planned_bytes(config: &ModelConfig, rows: usize, tokens: usize) ->
         + s.splits * (config.kv_lora_rank + 2) * 4
         + rows * config.heads * config.kv_lora_rank * 4
         + s.mid
-        + s.slots * (config.hidden * 4 + 24 + routed * 6)
-        + super::planned::planned_bytes(routed, config.experts_per_token)
+        + s.slots * (config.hidden * 4 + 16 + routed * 6)
+        + if is_long(rows) { long::planned_bytes(config, rows, recurrent) } else { 0 }
 }
 
 /// Bytes of page-locked memory of a workspace with choices of `routed` layers.
-pub(super) fn planned_pinned(config: &ModelConfig, routed: usize) -> usize {
-    let row = PASS_ROWS * config.hidden * 4;
-    INPUT_BYTES + 2 * row + PASS_ROWS * config.vocab * 4 + Ring::new(routed, PASS_ROWS * config.experts_per_token).end
+pub(super) fn planned_pinned(config: &ModelConfig, (rows, routed): (usize, usize)) -> usize {
+    let row = rows * config.hidden * 4;
+    input_bytes(rows) + 2 * row + most_logits(rows) * config.vocab * 4 + Ring::new(routed, rows * config.experts_per_token).end
 }
 
 impl Workspace {
-    /// Rows for passes of [`PASS_ROWS`] in timelines of up to `tokens` tokens, and choices of `routed` layers.
+    /// Rows for windows in timelines of up to `tokens` tokens, and choices of `routed` layers.
     pub fn new(device: &Rc<Device>, config: &ModelConfig, routed: usize, tokens: usize) -> Result<Self, EngineError> {
-        let rows = PASS_ROWS;
+        Self::with_rows(device, config, (PASS_ROWS, routed), tokens, None)
+    }
+
+    /// Rows for long passes in such timelines, if they can have any; `recurrent`: of a model's layers, not of its draft module.
+    pub fn long(
+        device: &Rc<Device>,
+        config: &ModelConfig,
+        routed: usize,
+        tokens: usize,
+        recurrent: bool,
+    ) -> Result<Option<Self>, EngineError> {
+        let Some(rows) = long::longest_pass(tokens) else { return Ok(None) };
+        let long = LongRows::new(device, config, rows, recurrent)?;
+        Self::with_rows(device, config, (rows, routed), tokens, Some(long)).map(Some)
+    }
+
+    fn with_rows(
+        device: &Rc<Device>,
+        config: &ModelConfig,
+        (rows, routed): (usize, usize),
+        tokens: usize,
+        long: Option<LongRows>,
+    ) -> Result<Self, EngineError> {
         let s = sizes(config, rows, tokens);
         let room = |bytes: usize| device.room(bytes);
         let wide = || device.room(s.wide);
@@ -138,15 +190,16 @@ impl Workspace {
         let ints = |n: usize| device.room(n * 4);
         let ring_at = Ring::new(routed, s.slots);
         Ok(Self {
-            inputs: room(INPUT_BYTES)?,
-            staged: Pinned::new(device, INPUT_BYTES + s.row)?,
-            results: Pinned::new(device, s.row + rows * config.vocab * 4 + ring_at.end)?,
+            rows,
+            inputs: room(input_bytes(rows))?,
+            staged: Pinned::new(device, input_bytes(rows) + s.row)?,
+            results: Pinned::new(device, s.row + most_logits(rows) * config.vocab * 4 + ring_at.end)?,
             residual: room(s.row)?,
             normed: room(s.row)?,
             branch: room(s.row)?,
             joined: room(2 * s.row)?,
             hidden: Rc::new(room(s.row)?),
-            logits: room(rows * config.vocab * 4)?,
+            logits: room(most_logits(rows) * config.vocab * 4)?,
             best: ints(rows)?,
             wide: [wide()?, wide()?, wide()?, wide()?],
             beta: ints(rows * config.heads)?,
@@ -166,33 +219,34 @@ impl Workspace {
             slot_of: ints(s.slots)?,
             plan: [ints(1)?, ints(s.slots)?, ints(s.slots + 1)?, ints(s.slots)?],
             one: AllRows::new(device)?,
+            long,
         })
     }
 
     /// Says what is to be done for a pass of `rows` rows at `position`.
     pub fn begin(&self, tokens: &[u32], position: usize) -> Result<(), EngineError> {
         self.staged.put(0, tokens)?;
-        self.staged.put(PASS_ROWS * 4, &[position as u32, 0, tokens.len() as u32])
+        self.staged.put(span_at(self.rows), &[position as u32, 0, tokens.len() as u32])
     }
 
     /// Puts the numbers beside it that choices are drawn with.
     pub fn begin_uniforms(&self, uniforms: &[f64]) -> Result<(), EngineError> {
-        self.staged.put(UNIFORMS, uniforms)
+        self.staged.put(uniforms_at(self.rows), uniforms)
     }
 
     /// Puts the draft module's hidden rows beside it.
     pub fn begin_hidden(&self, hidden: &[f32]) -> Result<(), EngineError> {
-        self.staged.put(INPUT_BYTES, hidden)
+        self.staged.put(input_bytes(self.rows), hidden)
     }
 
     /// Lets the stream take over what [`Workspace::begin`] said.
     pub fn send(&self) -> Result<(), EngineError> {
-        self.staged.send(0, INPUT_BYTES, &self.inputs)
+        self.staged.send(0, input_bytes(self.rows), &self.inputs)
     }
 
     /// Lets the stream take over `numbers` numbers of hidden rows.
     pub fn send_hidden(&self, numbers: usize) -> Result<(), EngineError> {
-        self.staged.send(INPUT_BYTES, numbers * 4, &self.hidden)
+        self.staged.send(input_bytes(self.rows), numbers * 4, &self.hidden)
     }
 
     /// Lets the stream bring a pass's hidden rows and logits to the host, as its ending says.
@@ -210,8 +264,8 @@ impl Workspace {
 
     /// Where hidden rows, logits and ring are in the results.
     fn results_at(&self, config: &ModelConfig) -> [usize; 3] {
-        let logits = PASS_ROWS * config.hidden * 4;
-        [0, logits, logits + PASS_ROWS * config.vocab * 4]
+        let logits = self.rows * config.hidden * 4;
+        [0, logits, logits + most_logits(self.rows) * config.vocab * 4]
     }
 
     /// Fails with the first place at which a number of what was waited for was not finite.
@@ -289,12 +343,12 @@ impl Workspace {
 
     /// The pass's first position, and behind it 0 and the number of its rows.
     pub fn span(&self) -> u64 {
-        self.inputs.at(PASS_ROWS * 4)
+        self.inputs.at(span_at(self.rows))
     }
 
     /// The numbers that choices are drawn with.
     pub fn uniforms(&self) -> u64 {
-        self.inputs.at(UNIFORMS)
+        self.inputs.at(uniforms_at(self.rows))
     }
 
     /// Where `kernels/accept.cu` leaves a verdict, and where it says how many rows are kept.

@@ -178,9 +178,9 @@ impl Profiler {
         }
     }
 
-    /// Whether launches are recorded.
-    pub fn is_recording(&self) -> bool {
-        self.recording
+    /// Whether launches are recorded, or were since the step began: a pass that nobody times may come after one that is timed.
+    pub fn has_records(&self) -> bool {
+        self.recording || self.expected > 0
     }
 
     /// Around a launch: its records will have the id that is pushed here.
@@ -240,7 +240,7 @@ impl Profiler {
     /// # Errors
     /// When CUPTI does not say what a kernel was launched for.
     pub fn take(&mut self) -> Result<Vec<KernelEvent>, EngineError> {
-        if !self.recording {
+        if !self.has_records() {
             return Ok(Vec::new());
         }
         // SAFETY: a number by value; 1 = also buffers that are not full.
