@@ -2,6 +2,7 @@
 
 use super::jsonl_line::StepLine;
 use super::jsonl_table::Number;
+use super::rows::has_twice;
 use crate::trace::{Manifest, Module, StepRoutes};
 use std::mem::take;
 
@@ -67,6 +68,9 @@ impl<'a> Run<'a> {
         }
         if let Some(id) = ids.iter().find(|&&id| id >= model.experts) {
             return Err(format!("{}: expert {id} of {}", place(), model.experts));
+        }
+        if has_twice(ids) {
+            return Err(format!("{}: an expert is there twice, which top-k cannot choose", place()));
         }
         if self.facts.router_weights && weights.len() != ids.len() {
             return Err(format!("{}: {} weights for {} experts", place(), weights.len(), ids.len()));

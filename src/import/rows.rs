@@ -331,20 +331,22 @@ fn choice(cell: &[i32], k: usize) -> Option<(&'static str, &'static str)> {
 }
 
 /// Whether an id is there twice; what is below 0 is none.
-fn has_twice(cell: &[i32]) -> bool {
+pub(super) fn has_twice<T: Copy + Ord + Default>(cell: &[T]) -> bool {
     /// More ids than this are sorted: comparing all with all would take longer.
     const FEW: usize = 16;
-    if let Ok(eight) = <&[i32; 8]>::try_from(cell) {
+    let none_below = T::default();
+    if let Ok(eight) = <&[T; 8]>::try_from(cell) {
         // The usual number, known beforehand: all of it in registers.
-        let at_distance = |lag: usize| (0..8 - lag).fold(false, |twice, at| twice | (eight[at] == eight[at + lag] && eight[at] >= 0));
+        let at_distance =
+            |lag: usize| (0..8 - lag).fold(false, |twice, at| twice | (eight[at] == eight[at + lag] && eight[at] >= none_below));
         return (1..8).fold(false, |twice, lag| twice | at_distance(lag));
     }
     if cell.len() <= FEW {
         // By their distance, so that vectors of neighbours are compared.
-        let at_distance = |lag: usize| cell.iter().zip(&cell[lag..]).fold(false, |twice, (a, b)| twice | (a == b && *a >= 0));
+        let at_distance = |lag: usize| cell.iter().zip(&cell[lag..]).fold(false, |twice, (a, b)| twice | (a == b && *a >= none_below));
         return (1..cell.len()).any(at_distance);
     }
-    let mut ids: Vec<i32> = cell.iter().copied().filter(|&id| id >= 0).collect();
+    let mut ids: Vec<T> = cell.iter().copied().filter(|&id| id >= none_below).collect();
     ids.sort_unstable();
     ids.windows(2).any(|pair| pair[0] == pair[1])
 }

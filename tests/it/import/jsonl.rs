@@ -76,6 +76,7 @@ fn what_breaks_the_rules_names_the_line() {
         (r#"{"type":"step","request_id":0,"tokens":[1],"routes":[[[1,2]]]}"#, "routes of 1 layers"),
         (r#"{"type":"step","request_id":0,"tokens":[1],"routes":[[[1,2],[3,4]],[]]}"#, "2 rows for 1 tokens"),
         (r#"{"type":"step","request_id":0,"tokens":[1],"routes":[[[1,64]],[]]}"#, "layer 1, row 0: expert 64 of 64"),
+        (r#"{"type":"step","request_id":0,"tokens":[1],"routes":[[[3,3]],[]]}"#, "layer 1, row 0: an expert is there twice"),
         (r#"{"type":"step","request_id":0,"tokens":[1],"routes":[[[1]],[]]}"#, "1 experts, the header says 2"),
         (r#"{"type":"step","request_id":0,"tokens":[1],"routes":"AAAA"}"#, "3 bytes"),
         (r#"{"type":"telemetry"}"#, "`time_ns` is missing"),
