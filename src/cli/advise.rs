@@ -60,7 +60,10 @@ fn share(text: &str) -> Result<f64, String> {
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let path = traces::one(&args.trace, Kind::Traces, ui)?;
-    let output = Output::open(args.output.as_deref())?.not_inside(&path)?;
+    let mut output = Output::open(args.output.as_deref())?.not_inside(&path)?;
+    if let Some(costs) = &args.costs {
+        output = output.not_over(costs)?;
+    }
     let trace = Trace::open(&path)?;
     let baseline_path = args.baseline.as_deref().map(|path| traces::one(path, Kind::Traces, ui)).transpose()?;
     let baseline = baseline_path.as_deref().map(Trace::open).transpose()?;

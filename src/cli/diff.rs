@@ -113,7 +113,10 @@ fn parse_margin(text: &str) -> Result<f64, String> {
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let rules = args.rules()?;
-    let output = Output::open(args.output.as_deref())?;
+    let mut output = Output::open(args.output.as_deref())?;
+    if let Some(rules) = &args.rules {
+        output = output.not_over(rules)?;
+    }
     let one = |path: &Path| traces::one(path, traces::Kind::TracesAndReports, ui);
     let (base, candidate) = (one(&args.base)?, one(&args.candidate)?);
     let output = output.not_inside(&base)?.not_inside(&candidate)?.not_over(&base)?.not_over(&candidate)?;

@@ -223,7 +223,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.per_layer && paths.len() > 1 && partials == 0 {
         return Err(Failure::Input("--per-layer goes with one trace; several are compared as a whole".into()));
     }
-    let mut output = Output::open(args.output.as_deref())?;
+    let mut output = Output::open(args.output.as_deref())?.not_over(&args.placement)?;
     let mut placement_out = args.placement_out.as_deref().map(|path| Output::open(Some(path))).transpose()?;
     for trace in &paths {
         output = output.not_inside(trace)?.not_over(trace)?;

@@ -2,6 +2,7 @@
 
 use super::exit::Failure;
 use crate::trace::temporaries::{self, Kind, Making};
+use crate::trace::{MANIFEST, schema};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -214,6 +215,9 @@ impl Output {
         if path.file_name().is_none() {
             return Err(Failure::Input(format!("{}: not a file name", path.display())));
         }
+        if lies_in_a_trace(&path) {
+            return Err(Failure::Input(format!("{}: lies in a trace, which it would break; write elsewhere", path.display())));
+        }
         temporaries::remove_leftovers(&path, Kind::File);
         let temporary = temporaries::place(&path, Kind::File);
         // Created anew, so that nothing that lies there under this name is written to.
@@ -327,6 +331,13 @@ fn output_failure(path: &Path, error: &io::Error) -> Failure {
     }
 }
 
+/// Whether a file of that name would be one of a trace's: its manifest, or a part of a table.
+fn lies_in_a_trace(path: &Path) -> bool {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    folder.ancestors().take(2).any(|dir| dir.join(MANIFEST).is_file() && dir.join(schema::STEPS).is_dir())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,6 +369,21 @@ mod tests {
         let inside = dir.path().join("steps/part-00000.parquet");
         assert!(matches!(Output::open(Some(&inside)).unwrap().not_inside(dir.path()), Err(Failure::Input(_))));
         assert_eq!(std::fs::read_dir(dir.path().join("steps")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn no_trace_is_written_into() {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = dir.path().join("t");
+        std::fs::create_dir_all(trace.join("steps")).unwrap();
+        let files = [trace.join(MANIFEST), trace.join("steps/part-00000.parquet"), trace.join("new.txt")];
+        // Without a manifest it is a folder like any other.
+        assert!(files.iter().all(|file| Output::open(Some(file)).is_ok()));
+        std::fs::write(trace.join(MANIFEST), "{}").unwrap();
+        for file in &files {
+            assert!(matches!(Output::open(Some(file)), Err(Failure::Input(text)) if text.contains("lies in a trace")));
+        }
+        assert!(Output::open(Some(&dir.path().join("beside.txt"))).is_ok());
     }
 
     #[test]

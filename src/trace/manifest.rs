@@ -116,6 +116,9 @@ pub struct PartFile {
     pub path: String,
     /// Number of rows.
     pub rows: u64,
+    /// CRC-32 (that of zlib and PNG) of the file's bytes; `None` where it is not known, as of older traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crc32: Option<u32>,
 }
 
 /// The target model's shape as far as routing and cost need it.

@@ -17,7 +17,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Rows at which the small parts of `routes` become a large one: 4096 windows of 4 rows and 40 layers.
@@ -129,28 +129,30 @@ impl<C: Columns> Table<C> {
         let name = format!("part-{:05}.parquet", self.next_part);
         let path = self.dir.join(&name);
         let temporary = self.dir.join(format!("{name}{TEMPORARY}"));
-        let written = self.write_file(&temporary, &self.tail[first..], large).and_then(|rows| {
+        let written = self.write_file(&temporary, &self.tail[first..], large).and_then(|of_file| {
             fs::rename(&temporary, &path).map_err(io_error(&path, "rename into place"))?;
-            Ok(rows)
+            Ok(of_file)
         });
-        let rows = written.inspect_err(|_| {
+        let (rows, crc32) = written.inspect_err(|_| {
             // Nothing half-written stays; what cannot be removed is not in the manifest either.
             let _ = fs::remove_file(&temporary);
         })?;
         self.next_part += 1;
-        Ok(PartFile { path: format!("{}/{name}", self.name), rows })
+        Ok(PartFile { path: format!("{}/{name}", self.name), rows, crc32: Some(crc32) })
     }
 
-    fn write_file(&self, path: &Path, batches: &[RecordBatch], large: bool) -> Result<u64, TraceError> {
+    /// Gives the rows, and the CRC-32 of the file.
+    fn write_file(&self, path: &Path, batches: &[RecordBatch], large: bool) -> Result<(u64, u32), TraceError> {
         let file = create_new(path).map_err(io_error(path, "create the file"))?;
+        let mut summed = Summed { file: &file, crc32: crc32fast::Hasher::new() };
         let parquet = |error| parquet_error(path, error);
         let properties = if large { &self.properties } else { &self.small_properties };
-        let mut writer = ArrowWriter::try_new(&file, self.schema.clone(), Some(properties.clone())).map_err(parquet)?;
+        let mut writer = ArrowWriter::try_new(&mut summed, self.schema.clone(), Some(properties.clone())).map_err(parquet)?;
         let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
         if large && self.name == schema::ROUTES && all >= route_pages::LEAST_ROWS {
             self.write_routes(writer, batches).map_err(parquet)?;
             file.sync_all().map_err(io_error(path, "write"))?;
-            return Ok(all as u64);
+            return Ok((all as u64, summed.crc32.finalize()));
         }
         let mut rows = 0;
         // Every batch ends with a step, so a row group that ends with a batch does, too.
@@ -163,13 +165,13 @@ impl<C: Columns> Table<C> {
         }
         writer.close().map_err(parquet)?;
         file.sync_all().map_err(io_error(path, "write"))?;
-        Ok(rows)
+        Ok((rows, summed.crc32.finalize()))
     }
 }
 
 impl<C> Table<C> {
     /// Writes routes: gate weights as the library does, everything else as [`route_pages`].
-    fn write_routes(&self, writer: ArrowWriter<&File>, batches: &[RecordBatch]) -> Result<(), ParquetError> {
+    fn write_routes(&self, writer: ArrowWriter<&mut Summed<'_>>, batches: &[RecordBatch]) -> Result<(), ParquetError> {
         let (mut file, factory) = writer.into_serialized_writer()?;
         let columns = file.schema_descr().columns().to_vec();
         let mut left = batches;
@@ -214,6 +216,24 @@ impl<C> Table<C> {
             index += 1;
         }
         file.close().map(drop)
+    }
+}
+
+/// A file that is written from its beginning to its end, and the sum over its bytes.
+struct Summed<'a> {
+    file: &'a File,
+    crc32: crc32fast::Hasher,
+}
+
+impl Write for Summed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.file.write(bytes)?;
+        self.crc32.update(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 

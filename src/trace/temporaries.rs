@@ -72,7 +72,14 @@ pub fn remove_leftovers(target: &Path, kind: Kind) {
 /// Whether no process here has that number. Where there is no list of them it cannot be told.
 fn is_gone(pid: u32) -> bool {
     let processes = Path::new("/proc");
-    processes.join("self").exists() && fs::symlink_metadata(processes.join(pid.to_string())).is_err()
+    let process = processes.join(pid.to_string());
+    processes.join("self").exists() && (fs::symlink_metadata(&process).is_err() || is_dead(&process))
+}
+
+/// Whether a process has ended and nobody has asked how: its state is `Z`, the word behind its name in brackets.
+fn is_dead(process: &Path) -> bool {
+    let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('Z' | 'X')))
 }
 
 /// Whether it is what a process makes under such a name, and nothing else.
@@ -147,7 +154,10 @@ mod tests {
         };
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let (dead, own) = (child.id(), std::process::id());
-        child.wait().unwrap();
+        // It has ended, and nobody has asked how: no other process can have its number.
+        while !is_gone(dead) {
+            std::thread::yield_now();
+        }
         file(&format!(".t.{dead}.tmp"));
         trace(&format!(".t.{dead}.importing"), "manifest.json.tmp");
         let kept = [
@@ -188,5 +198,6 @@ mod tests {
         wanted.sort();
         assert_eq!(found, wanted);
         assert_eq!(place(&of("t"), Kind::Trace), of(&format!(".t.{own}.importing")));
+        child.wait().unwrap();
     }
 }

@@ -10,6 +10,8 @@ use crate::metric::counted_plain;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
 
 /// One rule and whether the trace keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -53,6 +55,7 @@ pub fn validate(trace: &Trace) -> Result<Validation, TraceError> {
     let requests = trace.requests()?;
     let telemetry = trace.telemetry()?;
     let mut v = Validation { checks: Vec::new(), relaxed: !manifest.complete };
+    check_files(&mut v, trace)?;
     check_manifest(&mut v, manifest, steps.emitted_tokens.values().contains(&UNKNOWN_TOKEN));
     check_steps(&mut v, &steps);
     check_requests(&mut v, &steps, &requests, manifest);
@@ -61,6 +64,35 @@ pub fn validate(trace: &Trace) -> Result<Validation, TraceError> {
     check_hash(&mut v, &steps, manifest);
     check_telemetry(&mut v, &telemetry);
     Ok(v)
+}
+
+/// A bit that flips in packed ids makes other ids, which break no other rule.
+fn check_files(v: &mut Validation, trace: &Trace) -> Result<(), TraceError> {
+    let (mut same, mut unknown, mut broken) = (0u64, 0u64, None);
+    let mut buffer = vec![0; 1 << 18];
+    for part in trace.manifest().tables.values().flatten() {
+        let Some(wanted) = part.crc32 else {
+            unknown += 1;
+            continue;
+        };
+        let path = trace.dir().join(&part.path);
+        let failed = |source| TraceError::Io { path: path.clone(), action: "read", source };
+        let (mut file, mut sum) = (File::open(&path).map_err(failed)?, crc32fast::Hasher::new());
+        loop {
+            match file.read(&mut buffer).map_err(failed)? {
+                0 => break,
+                n => sum.update(&buffer[..n]),
+            }
+        }
+        if sum.finalize() == wanted {
+            same += 1;
+        } else {
+            broken.get_or_insert_with(|| format!("{}: its bytes are not those that were written (CRC-32)", path.display()));
+        }
+    }
+    let of_unknown = if unknown > 0 { format!(", {unknown} without a sum") } else { String::new() };
+    v.add("part_files", broken, format!("{} as written{of_unknown}", counted_plain(same, "file")));
+    Ok(())
 }
 
 fn check_manifest(v: &mut Validation, manifest: &Manifest, unknown_tokens: bool) {

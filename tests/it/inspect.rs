@@ -45,6 +45,32 @@ fn json_has_the_manifest_tables_and_checks() {
     assert!(json["checks"].as_array().unwrap().iter().all(|check| check["ok"] == true));
 }
 
+/// In packed ids a bit makes another expert, which breaks no rule of the tables.
+#[test]
+fn flipped_bits_are_seen_wherever_they_are() {
+    let (_dir, path) = trace();
+    for table in ["routes", "steps"] {
+        let part = only_part(&path, table);
+        let whole = fs::read(&part).unwrap();
+        // Behind the magic number, in the middle, in the footer.
+        for at in [5, whole.len() / 2, whole.len() - 30] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            fs::write(&part, damaged).unwrap();
+            let assert = inspect().arg(&path).arg("--check").assert().failure();
+            let out = assert.get_output();
+            // What cannot be read at all is told as such.
+            let told = if out.status.code() == Some(1) { &out.stdout } else { &out.stderr };
+            assert!(String::from_utf8_lossy(told).contains(part.file_name().unwrap().to_str().unwrap()), "{table}, byte {at}");
+        }
+        fs::write(&part, whole).unwrap();
+    }
+    inspect().arg(&path).arg("--check").assert().success().stdout(contains("as written"));
+    // Traces of before have no sums.
+    edit_manifest(&path, |m| m.tables.values_mut().flatten().for_each(|part| part.crc32 = None));
+    inspect().arg(&path).arg("--check").assert().success().stdout(contains("without a sum"));
+}
+
 #[test]
 fn a_failed_check_is_exit_1_after_the_result() {
     let (_dir, path) = trace();

@@ -25,6 +25,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("arrow_schema", &["trace"]),
     ("parquet", &["trace"]),
     ("lz4_flex", &["trace"]),
+    ("crc32fast", &["trace"]),
     ("safetensors", &["engine"]),
     ("tokenizers", &["engine"]),
     ("minijinja", &["engine", "report"]),

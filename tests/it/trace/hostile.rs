@@ -82,7 +82,10 @@ fn a_manifest_beyond_the_bounds_is_corrupt_by_its_key() {
             m.model.moe_layers = (0..1999).collect();
         }),
         ("tables: 20000 part files", |m| {
-            m.tables.insert("telemetry".into(), (0..19_997).map(|i| PartFile { path: format!("telemetry/{i}"), rows: 0 }).collect());
+            m.tables.insert(
+                "telemetry".into(),
+                (0..19_997).map(|i| PartFile { path: format!("telemetry/{i}"), rows: 0, crc32: None }).collect(),
+            );
         }),
         ("is listed twice", |m| {
             let twice = m.tables["steps"][0].clone();
@@ -123,7 +126,7 @@ fn links_do_not_make_parts_of_one_file() {
     let part = only_part(&path, "steps");
     let list = |name: &str| {
         let rows = Trace::open(&path).unwrap().steps().unwrap().len() as u64;
-        edit_manifest(&path, |m| m.tables.get_mut("steps").unwrap().push(PartFile { path: format!("steps/{name}"), rows }));
+        edit_manifest(&path, |m| m.tables.get_mut("steps").unwrap().push(PartFile { path: format!("steps/{name}"), rows, crc32: None }));
         let reason = corrupt(&path);
         edit_manifest(&path, |m| drop(m.tables.get_mut("steps").unwrap().pop()));
         reason

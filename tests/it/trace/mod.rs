@@ -65,6 +65,8 @@ pub(crate) fn rewrite(trace: &Path, table: &str, properties: WriterProperties, c
     let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), batches[0].schema(), Some(properties)).unwrap();
     batches.iter().for_each(|batch| writer.write(batch).unwrap());
     writer.close().unwrap();
+    // As another writer would leave it.
+    edit_manifest(trace, |m| m.tables.get_mut(table).into_iter().flatten().for_each(|part| part.crc32 = None));
 }
 
 pub(crate) fn edit_manifest(trace: &Path, edit: impl FnOnce(&mut Manifest)) {
