@@ -63,6 +63,7 @@ fn fastest(sweep: &Sweep, options: &TextOptions) -> String {
         let known: Vec<&SweepCell> = all.iter().copied().filter(|c| c.ranked().is_some()).collect();
         let title = if out.is_empty() { "fastest" } else { "" };
         let of_tag = tag.map_or_else(String::new, |tag| format!("of {}, ", plain(tag)));
+        // Plain decoding need not be recorded to be the fastest: everything is compared with it.
         let Some(best) = known.iter().copied().reduce(|best, next| if next.ranked() > best.ranked() { next } else { best }) else {
             out.push_str(&line(title, &format!("{of_tag}unknown: none of {} recordings can be compared", all.len())));
             continue;
@@ -73,7 +74,17 @@ fn fastest(sweep: &Sweep, options: &TextOptions) -> String {
         let (speedup, few) = (number(best.ranked()), known.len() < all.len());
         let of = if few { format!("; of {} of {} recordings that can be compared", known.len(), all.len()) } else { String::new() };
         let close = as_fast(best, &known);
-        let text = format!("{of_tag}{}: {speedup} times plain decoding{with_drafts}, by {}{of}{close}", plain(&best.name), source(best));
+        let text = if best.ranked().is_some_and(|speedup| speedup < 1.0) {
+            let sure =
+                if close.contains("plain decoding") { "plain decoding is not told to be slower" } else { "plain decoding is faster" };
+            format!(
+                "{of_tag}{sure}: the best recording, {}, has {speedup} times its speed{with_drafts}, by {}{of}{close}",
+                plain(&best.name),
+                source(best)
+            )
+        } else {
+            format!("{of_tag}{}: {speedup} times plain decoding{with_drafts}, by {}{of}{close}", plain(&best.name), source(best))
+        };
         out.push_str(&line(title, &text));
     }
     if let Some(why) = &sweep.measured_unused_because {
@@ -209,6 +220,17 @@ mod tests {
         assert!(text.contains(close) && text.contains("of kind=?x, unknown: none of 1 recordings can be compared"), "{text}");
         assert!(text.contains("costs       by the model of bytes, not by measured times: mtp-1-t0: 3 decode steps"), "{text}");
         assert!(text.contains("   too few") && text.ends_with("\n[1] few_requests: 4 of 4 recordings\n"), "{text}");
+        // Where plain decoding is faster than every recording, that is the first thing said.
+        let mut slow = sweep.clone();
+        slow.cells.truncate(1);
+        for (ci95, says) in [
+            ([0.7, 0.85], "plain decoding is faster: the best recording, mtp-1-t0, has 0.77 times its speed"),
+            ([0.7, 1.2], "plain decoding is not told to be slower: the best"),
+        ] {
+            (slow.cells[0].recorded.speedup, slow.cells[0].recorded.ci95) = (Some(0.77), Some(ci95));
+            let text = render(&slow, &TextOptions { width: 200, ..TextOptions::default() });
+            assert!(text.contains(&format!("fastest     of kind=code, {says}")), "{text}");
+        }
         for width in [60, 80] {
             assert!(render(&sweep, &TextOptions { width, ..TextOptions::default() }).lines().all(|l| l.chars().count() <= width));
         }
