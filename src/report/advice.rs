@@ -362,6 +362,8 @@ mod tests {
         assert!(shown(&mut report, &advice).contains("step costs are taken as exact"));
         advice.resamples_left_out = Some(0);
         assert!(shown(&mut report, &advice).contains("intervals are over requests, with the times of their steps"));
+        // Noisy, but the best length is told from plain decoding, and no other is the best as often.
+        advice.by_draft_len[1].ci95 = Some([1.05, 1.65]);
         report.warnings.push(crate::trace::manifest::Warning::new("noisy_times", "decode steps take long"));
         let text = shown(&mut report, &advice);
         assert!(
