@@ -239,7 +239,7 @@ mod tests {
             ([0.7, 1.2], "plain decoding is not told to be slower: the best"),
         ] {
             (slow.cells[0].recorded.speedup, slow.cells[0].recorded.ci95) = (Some(0.77), Some(ci95));
-            let text = render(&slow, &TextOptions { width: 200, ..TextOptions::default() });
+            let text = render(&slow, &TextOptions { width: 400, ..TextOptions::default() });
             assert!(
                 text.contains(&format!("fastest     of kind=code, {says}")) && text.contains("; a few steps decide its times"),
                 "{text}"
