@@ -199,7 +199,8 @@ impl View<'_> {
                 speedup: known(point.speedup),
                 ci95: of_costs(4 * length + 3),
                 marginal_utility: marginal.and_then(known),
-                best_share: (!bests.is_empty() && self.costs.are_known()).then(|| wins as f64 / bests.len() as f64),
+                best_share: (!bests.is_empty() && self.costs.are_known() && point.speedup.is_finite())
+                    .then(|| wins as f64 / bests.len() as f64),
             }
         };
         points.iter().enumerate().map(of).collect()

@@ -228,7 +228,7 @@ fn the_recorded_length_needs_no_cost_of_experts() {
     near(last.ci95, cost.speedup_ci95);
     for between in &advice.by_draft_len[1..usize::from(GAMMA)] {
         assert!(between.tokens_per_step > 1.0 && between.step_ratio.is_none() && between.speedup.is_none() && between.ci95.is_none());
-        assert_eq!(between.best_share, Some(0.0));
+        assert_eq!(between.best_share, None);
     }
     assert!([Some(0), Some(GAMMA)].contains(&advice.best_draft_len) && advice.what_if.is_none() && advice.resamples_left_out == Some(0));
     assert!(advice.confidence.iter().flatten().all(|p| p.speedup.is_none() && p.tokens_per_step > 0.0));
