@@ -134,6 +134,17 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         let message =
             format!("intervals come from {requests} requests; of fewer than {FEW_REQUESTS} they are too narrow: record more requests");
         warn(FEW_REQUESTS_CODE, message);
+    } else if let Some(groups) = &report.groups {
+        // Of all requests together there are enough, of a group's own there need not be.
+        let few = groups.groups.iter().filter(|g| g.has_few()).count();
+        if few > 0 {
+            let message = format!(
+                "{few} of {} groups have fewer than {FEW_REQUESTS} requests: their intervals, marked !, are too narrow; record more requests of \
+                 them",
+                groups.groups.len()
+            );
+            warn("few_requests_in_groups", message);
+        }
     }
     if let Some(trees) = plan.trees {
         let message = format!(

@@ -140,9 +140,8 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     })?;
     record_missing(args, &cells, &plans, ui)?;
 
-    let all = |model_only: bool| -> Result<Vec<Report>, Failure> {
-        cells.iter().map(|cell| analyze(&args.out.join(&cell.name), model_only)).collect()
-    };
+    let all =
+        |model_only: bool| -> Result<Vec<Report>, Failure> { cells.iter().map(|cell| analyze(args, &cells, cell, model_only)).collect() };
     // One table has one source of costs: the measured one, unless the model of bytes knows more recordings.
     let reports = all(false)?;
     let measured = compare(&cells, &reports, CostSource::Measured);
@@ -195,9 +194,28 @@ fn record_missing(args: &Args, cells: &[Cell], plans: &[Plan<'_>], ui: &mut Ui) 
     Ok(())
 }
 
-fn analyze(dir: &Path, model_only: bool) -> Result<Report, Failure> {
+/// The recording of plain decoding of the same temperature and tag: its steps stand in for decode steps that a recording has too few of.
+fn plain_of<'a>(cells: &'a [Cell], cell: &Cell) -> Option<&'a Cell> {
+    let alike = |c: &&Cell| c.draft == DraftKind::None && c.temperature == cell.temperature && c.tag == cell.tag;
+    cells.iter().find(alike).filter(|_| cell.draft != DraftKind::None)
+}
+
+/// The report of a cell; by the decode steps of its recording of plain decoding where it has times and too few decode steps of its own.
+fn analyze(args: &Args, cells: &[Cell], cell: &Cell, model_only: bool) -> Result<Report, Failure> {
     let wanted = Wanted { model_only, ..Wanted::default() };
-    analysis::analyze_wanted(&Trace::open(dir)?, None, &AnalysisOptions::default(), &wanted).map_err(|e| analysis_failure(dir, e))
+    let dir = args.out.join(&cell.name);
+    let trace = Trace::open(&dir)?;
+    let report_of = |baseline: Option<&Trace>| analysis::analyze_wanted(&trace, baseline, &AnalysisOptions::default(), &wanted);
+    let own = report_of(None).map_err(|e| analysis_failure(&dir, e))?;
+    let has_few = own.cost.as_ref().is_some_and(|c| c.source.is_some() && c.compared_decode_steps() < FEW_DECODE_STEPS);
+    match plain_of(cells, cell).filter(|_| has_few && !model_only) {
+        Some(plain) => {
+            let baseline = Trace::open(&args.out.join(&plain.name))?;
+            // Where it is none, of another device, the cell's own report says why costs are unknown.
+            Ok(report_of(Some(&baseline)).unwrap_or(own))
+        }
+        None => Ok(own),
+    }
 }
 
 fn advice(report: &Report) -> Option<Advice> {
@@ -443,6 +461,18 @@ mod tests {
         );
         assert_eq!(warnings[1].1, "noisy: a step of 9 s");
         assert_eq!(some_of(&["a", "b", "c", "d", "e"]), "a, b, c, d and 1 more");
+    }
+
+    #[test]
+    fn plain_decoding_of_the_same_temperature_and_tag_is_the_baseline() {
+        let tag = |value: &str| Some(("kind".to_owned(), value.to_owned()));
+        let plain = |name: &str, temperature, value| Cell { name: name.into(), temperature, tag: tag(value), ..cell(DraftKind::None) };
+        let cells = [plain("a", 0.0, "code"), plain("b", 1.0, "code"), plain("c", 1.0, "chat")];
+        let of = |temperature, value| Cell { temperature, tag: tag(value), ..cell(DraftKind::Mtp) };
+        let name = |cell: &Cell| plain_of(&cells, cell).map(|c| c.name.as_str());
+        assert_eq!((name(&of(1.0, "code")), name(&of(1.0, "chat")), name(&of(0.0, "chat"))), (Some("b"), Some("c"), None));
+        // It is none of its own.
+        assert_eq!(name(&cells[0]), None);
     }
 
     #[test]

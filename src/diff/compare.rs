@@ -94,6 +94,15 @@ impl Row {
         self.metric.noise == Noise::Noisy && self.metric.id != "tokens_per_step"
     }
 
+    /// Marks it as made of noisy times: a change of it is not told, whatever its interval says, for that holds for other requests on the same
+    /// undisturbed machine.
+    pub fn rests_on_noise(&mut self) {
+        self.noisy_times = true;
+        if matches!(self.verdict, Verdict::Better | Verdict::Worse) {
+            (self.verdict, self.note) = (Verdict::Unclear, Some("a few steps decide the times"));
+        }
+    }
+
     /// candidate - base.
     pub fn difference(&self) -> f64 {
         self.candidate.value - self.base.value
@@ -269,6 +278,18 @@ mod tests {
         let (rows, one) = compare(vec![layer(1), layer(2)], vec![layer(3), layer(2)], &paired(26), 0.01);
         assert_eq!(rows.iter().map(Row::name).collect::<Vec<_>>(), ["layer:2:union.mean"]);
         assert_eq!((one.base, one.candidate), (vec!["layer:1:union.mean".to_owned()], vec!["layer:3:union.mean".to_owned()]));
+    }
+
+    #[test]
+    fn a_change_of_noisy_times_is_unclear() {
+        let of = |by: f64| {
+            let mut row = only(measure(None, "union.mean", &run(0.0, 0.0)), measure(None, "union.mean", &run(by, 1.0)), &paired(26));
+            row.rests_on_noise();
+            (row.verdict, row.note.is_some(), row.noisy_times)
+        };
+        // Worse and better by quiet times; the same is the same by any.
+        assert_eq!((of(2.0), of(-2.0)), ((Verdict::Unclear, true, true), (Verdict::Unclear, true, true)));
+        assert_eq!(of(0.01), (Verdict::Same, false, true));
     }
 
     #[test]

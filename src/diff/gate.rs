@@ -59,7 +59,9 @@ pub struct Gate {
 impl Gate {
     /// Why it is unclear: of a number beyond the limit, or of one within it.
     pub fn doubt(&self) -> &'static str {
-        if self.findings.first().is_some_and(|f| f.beyond) {
+        if self.findings.first().is_some_and(|f| f.beyond && f.noisy_times) {
+            "beyond the limit, but by noisy times, which tell no change; record again on an idle machine"
+        } else if self.findings.first().is_some_and(|f| f.beyond) {
             "beyond the limit, but not beyond its uncertainty"
         } else {
             "within the limit, but its uncertainty reaches beyond it; more requests tell"
@@ -76,7 +78,7 @@ impl Gate {
 ///
 /// A rule fails when the claim "the number is within the limit" has a one-sided p-value of at most 2.5 %, that is when the 95 % interval
 /// lies beyond the limit. A rule about several layers asks that of p-values adjusted by Benjamini and Hochberg, so that 40 layers do not fail
-/// by being many. With `strict`, uncertainty is left out, and a rule that matches nothing fails unless it is a default one: a slip in a layer's
+/// by being many. Numbers of noisy times fail nothing: their intervals do not hold for another run. With `strict`, uncertainty is left out, and a rule that matches nothing fails unless it is a default one: a slip in a layer's
 /// number must not pass for a rule that holds. A number on the good side whose interval has the limit in it is unclear, as one beyond it is.
 pub fn hold(rule: &Rule, origin: &Origin, rows: &[Row], strict: bool) -> Gate {
     let matching = rows.iter().filter(|row| row.path == rule.path && rule.layers.matches(row.layer));
@@ -85,7 +87,8 @@ pub fn hold(rule: &Rule, origin: &Origin, rows: &[Row], strict: bool) -> Gate {
     let mut q = false_discovery(&p).into_iter();
     for (finding, p) in &mut tested {
         finding.q = p.and_then(|_| q.next());
-        finding.failed = finding.beyond && (strict || finding.q.is_some_and(|q| q <= TAIL));
+        let told = !finding.noisy_times && finding.q.is_some_and(|q| q <= TAIL);
+        finding.failed = finding.beyond && (strict || told);
         finding.unclear = !strict && !finding.failed && (finding.beyond || finding.unclear);
     }
     let mut findings: Vec<Finding> = tested.into_iter().map(|(finding, _)| finding).collect();
@@ -180,6 +183,18 @@ mod tests {
         assert_eq!(status("wasted_mean>+1%", 1.0, true), Status::Failed);
         assert_eq!(status("layer:9:union.mean>+1%", 1.0, false), Status::Skipped);
         assert_eq!(status("union.mean<-200%", 1.0, false), Status::Passed);
+    }
+
+    #[test]
+    fn noisy_times_fail_nothing_but_strict_rules() {
+        let pairing = Pairing { pairs: (0..26).map(|i| (i, i)).collect(), known: true, ..Pairing::default() };
+        let (mut rows, _) = compare(measures(&[20.0], 0.0), measures(&[43.0], 1.0), &pairing, 0.01);
+        let rule = Rule::parse("union.mean>+10%").unwrap();
+        assert_eq!(hold(&rule, &Origin::Default, &rows, false).status, Status::Failed);
+        rows.iter_mut().for_each(Row::rests_on_noise);
+        let gate = hold(&rule, &Origin::Default, &rows, false);
+        assert!(gate.status == Status::Unclear && gate.doubt().contains("by noisy times"), "{gate:?}");
+        assert_eq!(hold(&rule, &Origin::Default, &rows, true).status, Status::Failed);
     }
 
     #[test]

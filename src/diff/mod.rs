@@ -158,7 +158,9 @@ fn diff_numbers(sides: [Numbers<'_>; 2], rules: &Rules, options: &Options) -> Re
         compare::compare(measure::measures(base, base_totals), measure::measures(candidate, candidate_totals), &pairing, options.margin);
     let noisy = noisy_sides(base, candidate);
     for row in rows.iter_mut().filter(|row| row.is_of_times() && row.method != Method::Exact) {
-        row.noisy_times = !noisy.is_empty();
+        if !noisy.is_empty() {
+            row.rests_on_noise();
+        }
     }
     let gates: Vec<Gate> = rules.rules.iter().map(|(rule, origin)| gate::hold(rule, origin, &rows, options.strict)).collect();
     let requests = (base.totals.requests, candidate.totals.requests);
@@ -213,7 +215,10 @@ fn warnings(c: &Comparison, noisy: &[(&str, &str)]) -> Vec<Warning> {
     }
     if c.rows.iter().any(|row| row.noisy_times) {
         for (side, says) in noisy {
-            warn(NOISY_TIMES, format!("verdicts and rules of times and costs rest on noisy times; of the {side}: {says}"));
+            warn(
+                NOISY_TIMES,
+                format!("changes of times and costs are unclear, and rules of them not held, by noisy times; of the {side}: {says}"),
+            );
         }
     }
     for (name, run) in [("base", &c.base), ("candidate", &c.candidate)] {

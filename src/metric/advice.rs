@@ -32,6 +32,10 @@ pub struct Advice {
     /// Why step costs are unknown; `None` where they are known.
     #[serde(default)]
     pub unknown_because: Option<String>,
+    /// Why draft lengths between plain decoding and the recorded one have no cost by measured times; `None` where they have, or where
+    /// costs are not measured.
+    #[serde(default)]
+    pub other_lengths_unknown_because: Option<String>,
     /// Verify steps that were used.
     pub steps: u64,
     /// Verify steps of other lengths or with missing layers, which were not.
@@ -47,7 +51,7 @@ pub struct Advice {
     pub by_tag: Vec<GroupAdvice>,
     /// By request, ascending.
     pub by_request: Vec<GroupAdvice>,
-    /// What ideals would be worth; `None` when step costs are unknown.
+    /// What ideals would be worth; `None` when step costs, or those of other lengths, are unknown.
     pub what_if: Option<WhatIf>,
     /// Windows cut before the first draft of too low a probability, by threshold; `None` without draft probabilities.
     pub confidence: Option<Vec<Confidence>>,

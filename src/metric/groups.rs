@@ -1,6 +1,7 @@
 //! A report's numbers by group of steps: the `groups` section.
 
 use super::Interval;
+use super::bounds::FEW_REQUESTS;
 use super::report::Acceptance;
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,15 @@ pub struct Groups {
     pub by: String,
     /// The groups: ascending by request, context length or layer, alphabetical by tag.
     pub groups: Vec<GroupReport>,
+}
+
+impl GroupReport {
+    /// Whether its intervals come from so few requests that they are too narrow; a single request has none.
+    #[must_use]
+    pub fn has_few(&self) -> bool {
+        let tokens = self.acceptance.as_ref().and_then(|a| a.tokens_per_step_ci95);
+        (2..FEW_REQUESTS).contains(&self.requests) && (self.union_ci95.is_some() || tokens.is_some())
+    }
 }
 
 /// One group.

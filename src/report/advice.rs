@@ -44,7 +44,9 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
         }
         Some(advice) => {
             let (gamma, noisy) = (report.run.drafter.draft_len, cost::is_noisy(report));
-            let view = View { advice, options, gamma, noisy, drafted: cost::drafted(report) };
+            let measured = advice.cost_source == Some(CostSource::Measured);
+            let median = report.cost.as_ref().and_then(|c| c.speedup_median).filter(|_| noisy && measured);
+            let view = View { advice, options, gamma, noisy, undecided: is_undecided(report), median, drafted: cost::drafted(report) };
             out.push_str(&view.sentences());
             out.push('\n');
             out.push_str(&view.lengths());
@@ -66,6 +68,25 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
     out
 }
 
+/// Whether the times are so noisy that no advice is given by them: a few steps decide the measured times, and
+///
+/// * the speedup of the best draft length (of the recorded one, where that is plain decoding) is not told apart from 1,
+/// * or it is the best in less than half of the resamples,
+/// * or by medians the recorded length is on the other side of 1.
+///
+/// A best of 3 drafts at 1.57 (0.30 to 3.16) in 20 % of resamples, 0.43 by medians: all three.
+pub(in crate::report) fn is_undecided(report: &Report) -> bool {
+    let Some(a) = report.advice.as_ref().filter(|a| a.cost_source == Some(CostSource::Measured) && cost::is_noisy(report)) else {
+        return false;
+    };
+    let at = |n: Option<u16>| a.by_draft_len.iter().find(|p| Some(p.draft_len) == n);
+    let Some(best) = at(a.best_draft_len) else { return false };
+    let judged = if best.draft_len == 0 { a.by_draft_len.last() } else { Some(best) };
+    judged.is_some_and(|p| cost::holds_one(p.ci95))
+        || best.best_share.is_some_and(|share| share < 0.5)
+        || report.cost.as_ref().is_some_and(cost::sides_differ)
+}
+
 struct View<'a> {
     advice: &'a Advice,
     options: &'a TextOptions,
@@ -73,6 +94,10 @@ struct View<'a> {
     gamma: Option<u16>,
     /// Whether the report warns of noisy times.
     noisy: bool,
+    /// Whether they are too noisy for an advice.
+    undecided: bool,
+    /// The recorded length's speedup by medians, where times are noisy.
+    median: Option<f64>,
     /// Of how many of the steps it is, where some had no drafts.
     drafted: Option<String>,
 }
@@ -116,8 +141,17 @@ impl View<'_> {
             (_, Some(why)) => format!("by the model of bytes, not by measured times ({})", plain(why)),
             (_, None) => "by the model of bytes, not by measured times".to_owned(),
         };
-        let first = if best.draft_len == 0 {
-            format!("do not speculate: no draft length is faster than plain decoding, {source}")
+        let of_known = if a.other_lengths_unknown_because.is_some() { "the recorded draft length is not" } else { "no draft length is" };
+        let first = if self.undecided {
+            let share = best.best_share.map_or_else(String::new, |s| format!(", the best in {:.0} % of resamples", s * 100.0));
+            let by_means = match best.draft_len {
+                0 => format!("by means no drafts would be best{share}"),
+                n => format!("by means {} would be best, {}{}{share}", drafts(n), number(best.speedup), range(best.ci95)),
+            };
+            let by_medians = self.median.map_or_else(String::new, |m| format!("; by medians {m:.2} with {}", self.recorded_windows()));
+            format!("no advice from these times, a few steps decide their means (noisy_times below): {by_means}{by_medians}")
+        } else if best.draft_len == 0 {
+            format!("do not speculate: {of_known} faster than plain decoding, {source}")
         } else {
             let doubt = if best.ci95.is_some_and(|[low, _]| low <= 1.0) { "; not told apart from plain decoding" } else { "" };
             format!(
@@ -140,18 +174,24 @@ impl View<'_> {
             };
             out.push_str(&self.lines("", &format!("intervals are {what}")));
         }
-        if let Some(share) = best.best_share.filter(|_| a.requests > 1) {
+        if let Some(why) = &a.other_lengths_unknown_because {
+            let text = format!("what other draft lengths would bring is not told by measured times ({})", plain(why));
+            out.push_str(&self.lines("", &text));
+        }
+        if let Some(share) = best.best_share.filter(|_| a.requests > 1 && !self.undecided) {
             out.push_str(&self.lines("", &format!("the best in {:.0} % of resamples of the {} requests", share * 100.0, a.requests)));
         }
         if let Some(at) = recorded.filter(|at| at.draft_len != best.draft_len) {
-            let text = format!("recorded with {}: {:.2}{}", self.recorded_windows(), at.speedup.unwrap_or(f64::NAN), range(at.ci95));
+            let by_medians = self.median.map_or_else(String::new, |median| format!(", {median:.2} by medians"));
+            let (speedup, range) = (at.speedup.unwrap_or(f64::NAN), range(at.ci95));
+            let text = format!("recorded with {}: {speedup:.2}{range}{by_medians}", self.recorded_windows());
             out.push_str(&self.lines("", &text));
         } else if a.steps_left_out > 0 {
             out.push_str(&self.lines("", &format!("judged by {}", self.recorded_windows())));
-        } else if best.draft_len > 0 {
+        } else if best.draft_len > 0 && !self.undecided {
             out.push_str(&self.lines("", "the longest that was recorded; longer ones may be better still"));
         }
-        if let Some(ratio) = best.step_ratio.filter(|_| best.draft_len > 0) {
+        if let Some(ratio) = best.step_ratio.filter(|_| best.draft_len > 0 && !self.undecided) {
             let text = format!(
                 "{:.2} tokens per step for the cost of {ratio:.2} decode steps, which is where it breaks even; union {:.2}",
                 best.tokens_per_step, best.union_mean
@@ -159,7 +199,7 @@ impl View<'_> {
             out.push_str(&self.lines("", &text));
         }
         out.push_str(&self.lines("loses", &self.losing()));
-        if let Some(what_if) = &a.what_if {
+        if let Some(what_if) = a.what_if.as_ref().filter(|_| !self.undecided) {
             let of = |b: &Best| format!("{:.2} with {}", b.speedup, drafts(b.draft_len));
             let text = format!(
                 "a perfect drafter {}; rows that all agree {}; both {}; drafts for free {} (now {})",
@@ -171,7 +211,7 @@ impl View<'_> {
             );
             out.push_str(&self.lines("worth", &text));
         }
-        if let Some(point) = self.best_threshold() {
+        if let Some(point) = self.best_threshold().filter(|_| !self.undecided) {
             let whole = a.confidence.iter().flatten().next().is_some_and(|first| first.threshold == point.threshold);
             let text = if whole {
                 "ending windows early, where the drafter is not sure, does not pay: no threshold beats whole windows".to_owned()
@@ -207,6 +247,9 @@ impl View<'_> {
     /// Where the recorded draft length is slower than plain decoding.
     fn losing(&self) -> String {
         let a = self.advice;
+        if self.undecided {
+            return "not told by such noisy times".to_owned();
+        }
         // What shows as 1.00 is not listed as a loss.
         let below = |group: &&GroupAdvice| group.speedup.is_some_and(|s| (s * 100.0).round() < 100.0);
         let name = |group: &GroupAdvice| format!("{} ({})", plain(&group.key), number(group.speedup));
@@ -217,7 +260,16 @@ impl View<'_> {
             _ => drafts(a.recorded_draft_len),
         };
         let mut text = match requests.len() {
-            0 => format!("nowhere: with {with} no request is slower than by plain decoding"),
+            0 => {
+                let open = a.by_request.iter().filter(|r| cost::holds_one(r.ci95)).count();
+                match open {
+                    0 => format!("nowhere: with {with} no request is slower than by plain decoding"),
+                    n => format!(
+                        "not told: with {with} no request is slower on average, but {n} of {} intervals reach 1",
+                        a.by_request.len()
+                    ),
+                }
+            }
             n => {
                 let some = requests.iter().take(FEW).cloned().collect::<Vec<_>>().join(", ");
                 let more = if n > FEW { ", ..." } else { "" };
@@ -310,6 +362,8 @@ mod tests {
         assert!(shown(&mut report, &advice).contains("step costs are taken as exact"));
         advice.resamples_left_out = Some(0);
         assert!(shown(&mut report, &advice).contains("intervals are over requests, with the times of their steps"));
+        // Noisy, but the best length is told from plain decoding, and no other is the best as often.
+        advice.by_draft_len[1].ci95 = Some([1.05, 1.65]);
         report.warnings.push(crate::trace::manifest::Warning::new("noisy_times", "decode steps take long"));
         let text = shown(&mut report, &advice);
         assert!(
@@ -324,6 +378,57 @@ mod tests {
         report.run.drafter.kind = "ngram".into();
         report.totals.decode_steps = 360;
         assert!(shown(&mut report, &advice).contains("it holds for the 120 of 480 steps that had drafts (25 %)"));
+    }
+
+    /// Three drafts at 1.57 (0.30 to 3.16), the best in 20 % of resamples of noisy times; 0.43 by medians.
+    #[test]
+    fn noisy_times_give_no_advice() {
+        let mut report = report();
+        report.warnings.push(crate::trace::manifest::Warning::new("noisy_times", "a step of 16 ms"));
+        let mut advice = report.advice.clone().unwrap();
+        (advice.cost_source, advice.best_draft_len) = (Some(CostSource::Measured), Some(3));
+        let last = advice.by_draft_len.last_mut().unwrap();
+        (last.speedup, last.ci95, last.best_share) = (Some(1.57), Some([0.3, 3.16]), Some(0.2));
+        (report.advice, report.cost) = (Some(advice), Some(crate::metric::cost::StepCost::default()));
+        let cost = report.cost.as_mut().unwrap();
+        (cost.speedup, cost.speedup_median) = (Some(1.57), Some(0.43));
+        let shown = |report: &Report| render(report, &TextOptions { width: 400, ..TextOptions::default() });
+        let text = shown(&report);
+        assert!(
+            text.contains("advice      no advice from these times, a few steps decide their means (noisy_times below): by means 3 drafts"),
+            "{text}"
+        );
+        assert!(text.contains("1.57 (95 %: 0.30 to 3.16), the best in 20 % of resamples; by medians 0.43 with 3 drafts"), "{text}");
+        assert!(text.contains("loses       not told by such noisy times") && !text.contains("use 3") && !text.contains("*3"), "{text}");
+        // Each of the three is enough, and none of them is an advice.
+        let with = |ci95, share, median| {
+            let mut report = report.clone();
+            let last = report.advice.as_mut().unwrap().by_draft_len.last_mut().unwrap();
+            (last.ci95, last.best_share) = (Some(ci95), Some(share));
+            report.cost.as_mut().unwrap().speedup_median = Some(median);
+            is_undecided(&report)
+        };
+        assert!(with([0.9, 1.9], 0.9, 1.5) && with([1.2, 1.9], 0.4, 1.5) && with([1.2, 1.9], 0.9, 0.9));
+        assert!(!with([1.2, 1.9], 0.9, 1.5));
+        // Quiet times are advice.
+        report.warnings.clear();
+        assert!(!is_undecided(&report) && shown(&report).contains("use 3 drafts: 1.57"));
+    }
+
+    #[test]
+    fn what_is_measured_at_one_length_says_nothing_of_others() {
+        let mut report = report();
+        let advice = report.advice.as_mut().unwrap();
+        (advice.cost_source, advice.best_draft_len) = (Some(CostSource::Measured), Some(0));
+        advice.other_lengths_unknown_because = Some("the fitted time per distinct expert is not above 0".into());
+        for request in &mut advice.by_request {
+            (request.speedup, request.ci95) = (Some(1.1), Some([0.9, 1.3]));
+        }
+        advice.by_tag.clear();
+        let text = render(&report, &TextOptions { width: 400, ..TextOptions::default() });
+        assert!(text.contains("do not speculate: the recorded draft length is not faster than plain decoding, by measured"), "{text}");
+        assert!(text.contains("other draft lengths would bring is not told by measured times (the fitted time"), "{text}");
+        assert!(text.contains("not told: with 3 drafts no request is slower on average, but 3 of 3 intervals reach 1"), "{text}");
     }
 
     #[test]

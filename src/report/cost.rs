@@ -31,18 +31,32 @@ fn verdict(cost: &StepCost, speedup: f64, noisy: bool) -> String {
         return format!("{decodes} decode steps are too few to tell whether speculation pays, {FEW_DECODE_STEPS} are needed; {times}");
     }
     let interval = range_of(cost.speedup_ci95);
+    let unclear = holds_one(cost.speedup_ci95);
     let median = cost.speedup_median.filter(|_| noisy);
-    let by_medians = median.map_or_else(String::new, |median| format!(", {median:.2} by medians"));
-    let pays = |speedup: f64| speedup >= 1.0;
-    match cost.speedup_ci95 {
-        Some([low, high]) if low <= 1.0 && high >= 1.0 => format!("not told apart from plain decoding, {times}{interval}{by_medians}"),
-        // A few steps decide the mean, and the others say the opposite.
-        _ if median.is_some_and(|median| pays(median) != pays(speedup)) => {
-            format!("not told apart from plain decoding by such noisy times, {times}{interval}{by_medians}")
-        }
-        _ if pays(speedup) => format!("speculation pays, {times} as plain decoding{interval}{by_medians}"),
-        _ => format!("speculation loses, {times} as plain decoding{interval}{by_medians}"),
+    // Where a few steps decide the mean, the median leads.
+    let leading = |plain: &str| match median {
+        Some(median) => format!("{median:.2} times as fast{plain} by medians, {speedup:.2} by means{interval}"),
+        None => format!("{times}{plain}{interval}"),
+    };
+    if noisy && (unclear || sides_differ(cost)) {
+        return format!("not told apart from plain decoding by such noisy times, {}", leading(""));
     }
+    match speedup {
+        _ if unclear => format!("not told apart from plain decoding, {}", leading("")),
+        speedup if speedup >= 1.0 => format!("speculation pays, {}", leading(" as plain decoding")),
+        _ => format!("speculation loses, {}", leading(" as plain decoding")),
+    }
+}
+
+/// Whether an interval of a speedup leaves open if it is one.
+pub(super) fn holds_one(interval: Option<Interval>) -> bool {
+    interval.is_some_and(|[low, high]| low <= 1.0 && high >= 1.0)
+}
+
+/// Whether the mean times say that speculation pays and the medians that it does not, or the other way round.
+pub(super) fn sides_differ(cost: &StepCost) -> bool {
+    let pays = |speedup: f64| speedup >= 1.0;
+    cost.speedup.zip(cost.speedup_median).is_some_and(|(mean, median)| pays(mean) != pays(median))
 }
 
 /// Which of the report's verify steps the cost is of, where it is not of all.
@@ -75,19 +89,25 @@ pub fn sentence(cost: &StepCost, rows: u16, report: &Report) -> Option<String> {
             model.verify_ratio
         ));
     };
-    let mut text = format!(
-        "verifying {rows} rows takes {verify:.2} times a decode pass{}; the whole step, with drafting and sampling, {step:.2} times{}",
-        range_of(cost.verify_ratio_ci95),
-        range_of(cost.step_ratio_ci95)
-    );
     let noisy = is_noisy(report);
-    if let (true, Some(verify), Some(step)) = (noisy, cost.verify_ratio_median, cost.step_ratio_median) {
-        text.push_str(&format!("; the times are noisy, by medians {verify:.2} and {step:.2} times"));
-    }
+    let (verify_range, step_range) = (range_of(cost.verify_ratio_ci95), range_of(cost.step_ratio_ci95));
+    let medians = cost.verify_ratio_median.zip(cost.step_ratio_median).filter(|_| noisy);
+    let mut text = match medians {
+        Some((verify_median, step_median)) => format!(
+            "the times are noisy: verifying {rows} rows takes {verify_median:.2} times a decode pass by medians, {verify:.2} by means, which a \
+             few steps decide{verify_range}; the whole step, with drafting and sampling, {step_median:.2} times by medians, {step:.2} by \
+             means{step_range}"
+        ),
+        None => format!(
+            "verifying {rows} rows takes {verify:.2} times a decode pass{verify_range}; the whole step, with drafting and sampling, {step:.2} \
+             times{step_range}"
+        ),
+    };
+    let (step, by) = medians.map_or((step, ""), |(_, step)| (step, " by medians"));
     if let (Some(tokens), Some(speedup)) = (cost.tokens_per_step, cost.speedup) {
         let verdict = verdict(cost, speedup, noisy);
         let which = which(cost, rows, report).map_or_else(String::new, |which| format!(", {which}"));
-        text.push_str(&format!(". It breaks even at {step:.2} tokens per step and has {tokens:.2}: {verdict}{which}"));
+        text.push_str(&format!(". It breaks even at {step:.2} tokens per step{by} and has {tokens:.2}: {verdict}{which}"));
         if let Some((all, [tokens, step, speedup])) = cost.all_rows.and_then(|a| Some((a, [a.tokens_per_step?, a.step_ratio?, a.speedup?])))
         {
             let interval = range_of(all.speedup_ci95);
@@ -286,11 +306,22 @@ mod tests {
         let medians =
             StepCost { verify_ratio_median: Some(1.25), step_ratio_median: Some(1.5), speedup_median: Some(1.9 / 1.5), ..measured() };
         let text = sentence(&medians, 2, &noisy).unwrap();
-        assert!(text.contains("2.20 times; the times are noisy, by medians 1.25 and 1.50 times. It breaks even"), "{text}");
+        assert!(
+            text.starts_with("the times are noisy: verifying 2 rows takes 1.25 times a decode pass by medians, 1.80 by means, which a few"),
+            "{text}"
+        );
+        assert!(text.contains("1.50 times by medians, 2.20 by means. It breaks even at 1.50 tokens per step by medians"), "{text}");
         // The mean says that it loses, the medians that it pays.
-        assert!(text.contains("not told apart from plain decoding by such noisy times, 0.86 times as fast, 1.27 by medians"), "{text}");
+        assert!(
+            text.contains("not told apart from plain decoding by such noisy times, 1.27 times as fast by medians, 0.86 by means"),
+            "{text}"
+        );
         let same = StepCost { speedup_median: Some(0.9), ..medians.clone() };
-        assert!(sentence(&same, 2, &noisy).unwrap().contains("speculation loses, 0.86 times as fast as plain decoding, 0.90 by medians"));
+        assert!(sentence(&same, 2, &noisy).unwrap().contains("speculation loses, 0.90 times as fast as plain decoding by medians, 0.86"));
+        // On the same side, but by an interval that has 1 in it.
+        let unsure = StepCost { speedup_ci95: Some([0.3, 3.1]), ..same };
+        let text = sentence(&unsure, 2, &noisy).unwrap();
+        assert!(text.contains("by such noisy times, 0.90 times as fast by medians, 0.86 by means (95 %: 0.30 to 3.10)"), "{text}");
         // Quiet times have medians, too, and nobody needs them.
         let text = sentence(&medians, 2, &report()).unwrap();
         assert!(!text.contains("median") && text.contains("speculation loses"), "{text}");

@@ -2,7 +2,8 @@
 
 use super::table::{self, Column};
 use super::text::{FEW, TextOptions};
-use super::wrap::{plain, titled};
+use super::wrap::{paragraph, plain, titled};
+use crate::metric::bounds::FEW_REQUESTS;
 use crate::metric::groups::{GroupReport, Groups};
 use crate::metric::parallel::{ExpertParallel, ParallelLayer, ParallelStats};
 use crate::metric::report::{LayerReport, Report};
@@ -26,7 +27,11 @@ pub fn groups(groups: &Groups, options: &TextOptions) -> String {
     let rows = g.first().map_or(0, |g| g.rows);
     let mut out = String::from("\n");
     out.push_str(&titled("by", &format!("{}; windows of {rows} rows", plain(&groups.by)), options.width, options.color));
-    out + &table::render(group_columns(groups), options.width, |_, line| line.to_owned())
+    out.push_str(&table::render(group_columns(groups), options.width, |_, line| line.to_owned()));
+    if g.iter().any(GroupReport::has_few) {
+        out.push_str(&paragraph("", &format!("! of fewer than {FEW_REQUESTS} requests: too narrow"), options.width));
+    }
+    out
 }
 
 /// A column of numbers with two digits for people and in full for machines.
@@ -43,6 +48,10 @@ pub fn group_columns(groups: &Groups) -> Vec<Column> {
     let whole = |title: &str, key: &str, of: fn(&GroupReport) -> u64| {
         Column::new(title).cells(cells(g, |g| of(g).to_string())).numbers(key, g.iter().map(|g| Some(of(g) as f64)))
     };
+    let marked = |g: &GroupReport, interval: Option<Interval>| match interval {
+        Some(_) if g.has_few() => format!("{} !", span(interval)),
+        _ => span(interval),
+    };
     let bound = |key: &str, of: &dyn Fn(&GroupReport) -> Option<f64>| Column::machine(key, g.iter().map(of));
     vec![
         Column::new(groups.by.split(':').next().unwrap_or("group"))
@@ -52,9 +61,9 @@ pub fn group_columns(groups: &Groups) -> Vec<Column> {
         whole("requests", "requests", |g| g.requests).optional(1),
         whole("steps", "verify_steps", |g| g.verify_steps).optional(3),
         two("tokens/step", "tokens_per_step", g, tokens),
-        Column::new("95 %").optional(2).cells(cells(g, |g| span(interval(g)))),
+        Column::new("95 %").optional(2).cells(cells(g, |g| marked(g, interval(g)))),
         two("union", "union_mean", g, |g| g.union_mean),
-        Column::new("95 %").optional(0).cells(cells(g, |g| span(g.union_ci95))),
+        Column::new("95 %").optional(0).cells(cells(g, |g| marked(g, g.union_ci95))),
         two("per kept", "marginal_kept", g, |g| g.marginal_kept).optional(5),
         two("per rejected", "marginal_rejected", g, |g| g.marginal_rejected).optional(4),
         two("wasted", "wasted_mean", g, |g| g.wasted_mean),
@@ -168,7 +177,42 @@ pub fn rank_columns(report: &ExpertParallel) -> Vec<Column> {
 mod tests {
     use super::super::{markdown, tables};
     use super::*;
+    use crate::analysis::tests::memory::Memory;
+    use crate::analysis::{GroupBy, Wanted};
     use crate::report::text::tests::report;
+
+    /// Fourteen requests are enough, and so are eleven of chat; three of code are not.
+    #[test]
+    fn groups_of_few_requests_are_marked_and_counted() {
+        let of = |code: u32| {
+            let mut trace = Memory::new(&[1], 16, 2);
+            for request in 0..14 {
+                trace.verify(request, (request % 2) as u16, &[vec![vec![0, 1], vec![1, 2 + (request % 3) as u16]]]);
+                trace.requests.push(crate::trace::RequestEvent {
+                    request_id: request,
+                    id: String::new(),
+                    prompt_tokens: 1,
+                    generated_tokens: 1,
+                    finish_reason: crate::trace::FinishReason::Length,
+                    tags: format!("{{\"kind\": \"{}\"}}", if request < code { "code" } else { "chat" }),
+                    prompt_text: None,
+                    output_text: None,
+                });
+            }
+            trace.try_report_of(&Wanted { by: Some(GroupBy::Tag("kind".into())), ..Wanted::default() }).unwrap()
+        };
+        let report = of(3);
+        let warning = |report: &Report| report.warnings.iter().find(|w| w.code == "few_requests_in_groups").map(|w| w.message.clone());
+        assert!(warning(&report).unwrap().starts_with("1 of 2 groups have fewer than 10 requests"));
+        let text = groups(report.groups.as_ref().unwrap(), &TextOptions { width: 200, ..TextOptions::default() });
+        let line = |name: &str| text.lines().find(|l| l.starts_with(name)).unwrap();
+        assert!(line("code").contains(" !") && !line("chat").contains('!'), "{text}");
+        assert!(text.ends_with("! of fewer than 10 requests: too narrow\n"), "{text}");
+        // A single request has no interval that could be too narrow.
+        let report = of(1);
+        let text = groups(report.groups.as_ref().unwrap(), &TextOptions { width: 200, ..TextOptions::default() });
+        assert!(warning(&report).is_none() && !text.contains('!'), "{text}");
+    }
 
     #[test]
     fn groups_and_ranks_are_tables_of_every_format() {

@@ -1,5 +1,7 @@
 //! Several reports in one table: a line a number, a column a trace.
 
+use super::advice::is_undecided;
+use super::cost;
 use super::json::pretty;
 use super::sections;
 use super::table::{self, Column};
@@ -65,9 +67,41 @@ fn by_model(report: &Report) -> &'static str {
     if source == Some(CostSource::Model) { " (model)" } else { "" }
 }
 
-/// The measured number, as the report of one trace has it, or else the advice's with its source.
-fn measured_or(measured: Option<f64>, report: &Report, advised: fn(&DraftLength) -> Option<f64>) -> Option<String> {
-    two(measured).or_else(|| Some(two(recorded(report).and_then(advised))? + by_model(report)))
+/// The measured number with its interval, as the report of one trace has it, or else the advice's with its source; by medians, and marked so, where a few
+/// steps decide the means.
+fn measured_or(measured: Option<Measured>, report: &Report, advised: fn(&DraftLength) -> Advised) -> Option<String> {
+    match measured.filter(|m| m.mean.is_some()) {
+        Some(Measured { median: Some(median), .. }) if cost::is_noisy(report) => Some(format!("{median:.2} (median, noisy)")),
+        Some(m) => Some(with_interval(m.mean, m.ci95)? + if cost::is_noisy(report) { " noisy" } else { "" }),
+        None => {
+            let (value, ci95) = recorded(report).map(advised)?;
+            Some(with_interval(value, ci95)? + by_model(report))
+        }
+    }
+}
+
+/// A ratio of times.
+struct Measured {
+    mean: Option<f64>,
+    ci95: Option<[f64; 2]>,
+    median: Option<f64>,
+}
+
+/// A number of an advice with its interval.
+type Advised = (Option<f64>, Option<[f64; 2]>);
+
+fn step_ratio(report: &Report) -> Option<Measured> {
+    report.cost.as_ref().map(|c| Measured { mean: c.step_ratio, ci95: c.step_ratio_ci95, median: c.step_ratio_median })
+}
+
+fn speedup(report: &Report) -> Option<Measured> {
+    report.cost.as_ref().map(|c| Measured { mean: c.speedup, ci95: c.speedup_ci95, median: c.speedup_median })
+}
+
+/// The best draft length, where the times tell one.
+fn best_length(report: &Report) -> Option<String> {
+    let best = report.advice.as_ref()?.best_draft_len?;
+    Some(if is_undecided(report) { "not told (noisy)".to_owned() } else { format!("{best}{}", by_model(report)) })
 }
 
 /// The recorded draft length's entry of the advice.
@@ -101,9 +135,9 @@ const LINES: &[Line] = &[
     ("effective experts, verify", |r| Some(format!("{:.0}", overall(r)?.load?.effective_experts))),
     ("effective experts, prefill", |r| effective(r.prefill.as_ref())),
     ("effective experts, drafter", |r| effective(r.draft.as_ref())),
-    ("step ratio", |r| measured_or(r.cost.as_ref().and_then(|c| c.step_ratio), r, |p| p.step_ratio)),
-    ("speedup", |r| measured_or(r.cost.as_ref().and_then(|c| c.speedup), r, |p| p.speedup)),
-    ("best draft length", |r| r.advice.as_ref()?.best_draft_len.map(|n| format!("{n}{}", by_model(r)))),
+    ("step ratio", |r| measured_or(step_ratio(r), r, |p| (p.step_ratio, p.step_ratio_ci95))),
+    ("speedup", |r| measured_or(speedup(r), r, |p| (p.speedup, p.ci95))),
+    ("best draft length", best_length),
 ];
 
 /// The reports side by side. Columns that do not fit are continued below.
@@ -201,6 +235,22 @@ mod tests {
             assert!(line(title).ends_with(own) && line(title).contains("(model)"), "{text}");
         }
         assert_eq!(line("best draft length").matches("(model)").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn times_have_their_intervals_or_a_mark_of_noise() {
+        let mut quiet = report("a", 1);
+        quiet.cost = Some(crate::metric::cost::StepCost {
+            step_ratio: Some(7.58),
+            step_ratio_ci95: Some([5.5, 9.6]),
+            step_ratio_median: Some(3.1),
+            ..Default::default()
+        });
+        let mut noisy = quiet.clone();
+        noisy.warnings.push(crate::trace::manifest::Warning::new("noisy_times", "a step of 9 s"));
+        let text = render(&[quiet, noisy], &TextOptions { width: 200, ..TextOptions::default() });
+        let line = text.lines().find(|l| l.starts_with("step ratio")).unwrap();
+        assert!(line.contains("7.58 (5.50-9.60)") && line.ends_with("3.10 (median, noisy)"), "{text}");
     }
 
     #[test]

@@ -5,7 +5,9 @@ use super::text::TextOptions;
 use super::wrap::{paragraph, plain, titled};
 use crate::metric::Interval;
 use crate::metric::advice::CostSource;
+use crate::metric::bounds::NOISY_TIMES;
 use crate::metric::sweep::{Sweep, SweepCell, SweepPoint};
+use crate::trace::manifest::Warning;
 
 fn number(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"))
@@ -63,7 +65,11 @@ fn fastest(sweep: &Sweep, options: &TextOptions) -> String {
         let known: Vec<&SweepCell> = all.iter().copied().filter(|c| c.ranked().is_some()).collect();
         let title = if out.is_empty() { "fastest" } else { "" };
         let of_tag = tag.map_or_else(String::new, |tag| format!("of {}, ", plain(tag)));
-        let Some(best) = known.iter().copied().reduce(|best, next| if next.ranked() > best.ranked() { next } else { best }) else {
+        // Plain decoding need not be recorded to be the fastest: everything is compared with it.
+        let fastest = |best: &'_ SweepCell, next: &'_ SweepCell| next.ranked() > best.ranked();
+        let of = |drafts: bool| known.iter().copied().filter(move |c| (c.drafter != "none") == drafts);
+        let first = |drafts| of(drafts).reduce(|best, next| if fastest(best, next) { next } else { best });
+        let Some(best) = first(true).or_else(|| first(false)) else {
             out.push_str(&line(title, &format!("{of_tag}unknown: none of {} recordings can be compared", all.len())));
             continue;
         };
@@ -73,7 +79,19 @@ fn fastest(sweep: &Sweep, options: &TextOptions) -> String {
         let (speedup, few) = (number(best.ranked()), known.len() < all.len());
         let of = if few { format!("; of {} of {} recordings that can be compared", known.len(), all.len()) } else { String::new() };
         let close = as_fast(best, &known);
-        let text = format!("{of_tag}{}: {speedup} times plain decoding{with_drafts}, by {}{of}{close}", plain(&best.name), source(best));
+        let is_noisy = |w: &Warning| w.code == NOISY_TIMES && w.message.strip_prefix(&best.name).is_some_and(|rest| rest.starts_with(':'));
+        let noisy = if sweep.warnings.iter().any(is_noisy) { "; a few steps decide its times (noisy_times below)" } else { "" };
+        let text = if best.ranked().is_some_and(|speedup| speedup < 1.0) {
+            let sure =
+                if close.contains("plain decoding") { "plain decoding is not told to be slower" } else { "plain decoding is faster" };
+            format!(
+                "{of_tag}{sure}: the best recording, {}, has {speedup} times its speed{with_drafts}, by {}{of}{close}{noisy}",
+                plain(&best.name),
+                source(best)
+            )
+        } else {
+            format!("{of_tag}{}: {speedup} times plain decoding{with_drafts}, by {}{of}{close}{noisy}", plain(&best.name), source(best))
+        };
         out.push_str(&line(title, &text));
     }
     if let Some(why) = &sweep.measured_unused_because {
@@ -200,7 +218,7 @@ mod tests {
         }
         (sweep.cells[3].too_few, sweep.cells[3].tag) = (true, Some("kind=\x1bx".into()));
         sweep.measured_unused_because = Some("mtp-1-t0: 3 decode steps".into());
-        sweep.warnings = vec![crate::trace::manifest::Warning::new("few_requests", "4 of 4 recordings")];
+        sweep.warnings = vec![Warning::new("few_requests", "4 of 4 recordings")];
         let text = render(&sweep, &TextOptions { width: 200, ..TextOptions::default() });
         let best = "fastest     ngram-3-t0: 1.19 times plain decoding over all its steps (1.91 over the 19 % that had drafts), by the model of bytes\n";
         assert!(text.contains(best), "{text}");
@@ -209,6 +227,24 @@ mod tests {
         assert!(text.contains(close) && text.contains("of kind=?x, unknown: none of 1 recordings can be compared"), "{text}");
         assert!(text.contains("costs       by the model of bytes, not by measured times: mtp-1-t0: 3 decode steps"), "{text}");
         assert!(text.contains("   too few") && text.ends_with("\n[1] few_requests: 4 of 4 recordings\n"), "{text}");
+        // Where plain decoding is faster than every recording, that is the first thing said.
+        let mut slow = sweep.clone();
+        slow.cells.truncate(1);
+        let mut plain = slow.cells[0].clone();
+        (plain.name, plain.drafter, plain.draft_len, plain.recorded.speedup) = ("none-0-t0".into(), "none".into(), 0, Some(1.0));
+        slow.cells.push(plain);
+        slow.warnings = vec![Warning::new(NOISY_TIMES, "mtp-1-t0: a step of 9 s")];
+        for (ci95, says) in [
+            ([0.7, 0.85], "plain decoding is faster: the best recording, mtp-1-t0, has 0.77 times its speed"),
+            ([0.7, 1.2], "plain decoding is not told to be slower: the best"),
+        ] {
+            (slow.cells[0].recorded.speedup, slow.cells[0].recorded.ci95) = (Some(0.77), Some(ci95));
+            let text = render(&slow, &TextOptions { width: 400, ..TextOptions::default() });
+            assert!(
+                text.contains(&format!("fastest     of kind=code, {says}")) && text.contains("; a few steps decide its times"),
+                "{text}"
+            );
+        }
         for width in [60, 80] {
             assert!(render(&sweep, &TextOptions { width, ..TextOptions::default() }).lines().all(|l| l.chars().count() <= width));
         }

@@ -179,6 +179,9 @@ impl View<'_> {
             let text = format!("{} [{}]: {}", metric.meaning, metric.unit.name(), metric.formula);
             out.push_str(&self.letters(&paragraph(&format!("{:<26}", metric.id), &text, self.options.width)));
         }
+        let intervals = "95 % intervals are bootstrapped over requests. Those of times and costs hold for drawing other requests on the same \
+                         undisturbed machine, not for another run on a machine whose state changes.";
+        out.push_str(&format!("\n{}", paragraph("", intervals, self.options.width)));
         out
     }
 }

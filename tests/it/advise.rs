@@ -81,11 +81,14 @@ fn measured_times_are_taken_where_there_are_any() {
     let (report, said) = recomputed(&trace, &[]);
     assert!(said.contains("numbers agree"), "{said}");
     let advice = &report["advice"];
-    // A fit of noisy times may give an expert no positive cost; then the model answers, and says so.
+    // A fit of noisy times may give an expert no positive cost; then the recorded length alone has one.
     let slope = report["overall"]["cost"]["us_per_expert"].as_f64();
     let contexts = report["cost"]["contexts"].as_array().unwrap();
     let both = contexts.iter().filter(|c| c["verify_steps"] != 0).map(|c| c["decode_steps"].as_u64().unwrap());
-    let source = if slope.is_some_and(|s| s > 0.0) && both.sum::<u64>() >= 10 { "measured" } else { "model" };
+    let source = if both.sum::<u64>() >= 10 { "measured" } else { "model" };
+    let told = source == "model" || slope.is_some_and(|s| s > 0.0);
+    assert_eq!(advice["other_lengths_unknown_because"].is_null(), told, "{advice}");
+    assert!(told || advice["by_draft_len"][1]["speedup"].is_null(), "{advice}");
     assert_eq!(advice["cost_source"], source, "{}", report["cost"]);
     assert!(advice["assumptions"].to_string().contains(if source == "model" {
         "model, not measured"

@@ -39,7 +39,10 @@ def coefficients(report, manifest, decode_experts, experts, gamma):
     """Whether costs are known, the cost of (steps, rows, experts, drafts), a decode step's, and where they are from."""
     cost, fit = report["cost"] or {}, (report["overall"]["cost"] or {}).get("us_per_expert")
     decodes = sum(c["decode_steps"] for c in cost.get("contexts", []) if c["verify_steps"])
-    if cost.get("source") and decodes >= 10 and cost["verify_ratio"] is not None and cost["step_ratio"] is not None and fit and fit > 0:
+    if cost.get("source") and decodes >= 10 and cost["verify_ratio"] is not None and cost["step_ratio"] is not None and not (fit and fit > 0):
+        # No time of an expert: windows of the recorded length alone have a cost.
+        return True, None, cost["decode_step_us"], "measured"
+    if cost.get("source") and decodes >= 10 and cost["verify_ratio"] is not None and cost["step_ratio"] is not None:
         # Through the mean decode and verify step, with the fitted slope of an expert.
         decode, verify = cost["decode_step_us"], cost["decode_step_us"] * cost["step_ratio"]
         passes = cost["decode_us"] * (cost["verify_ratio"] - 1)
@@ -119,12 +122,25 @@ def check(db, report, manifest, same, interval, resamples, failures):
             tokens = length + 1 if perfect else sum(min(a, length) + 1 for _, _, a, _, _ in chosen) / n
             experts = sum(p[0 if overlap else length] for *_, p in chosen) / n
             ratio = None
-            if known:
+            if known and cost_of is None:
+                # Of whole windows alone, whatever experts they have.
+                ratio = {0: 1.0, gamma: report["cost"]["step_ratio"]}.get(length)
+            elif known:
                 ratio = cost_of(1, length + 1, experts, 0 if free else length) / decode if length else 1.0
-            points.append((tokens, experts / layers, ratio, tokens / ratio if known else None))
+            points.append((tokens, experts / layers, ratio, tokens / ratio if ratio else None))
         return points
 
     points = curve(steps)
+    if known and cost_of is None:
+        same("advice.other_lengths_unknown_because", advice["other_lengths_unknown_because"] is not None, True)
+        same("advice.what_if", advice["what_if"], None)
+        for length, ((tokens, union, ratio, speedup), found) in enumerate(zip(points, advice["by_draft_len"])):
+            same(f"advice.by_draft_len[{length}].tokens_per_step", found["tokens_per_step"], tokens)
+            same(f"advice.by_draft_len[{length}].union_mean", found["union_mean"], union)
+            same(f"advice.by_draft_len[{length}].step_ratio", found["step_ratio"], ratio)
+            same(f"advice.by_draft_len[{length}].speedup", found["speedup"], speedup)
+        same("advice.best_draft_len", advice["best_draft_len"], gamma if points[gamma][3] > 1 else 0)
+        return
     clusters = {}
     for window in steps:
         clusters.setdefault(window[1], []).append(window)

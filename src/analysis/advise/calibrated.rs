@@ -80,7 +80,7 @@ fn coefficients(table: &CostTable, passes: &[f64], per_draft: impl Fn(f64) -> f6
     let per_expert = b / layers;
     let decode = *passes.get(table.cells.iter().position(|c| c.rows == 1 && c.union == table.model.experts_per_token)?)?;
     let fixed = decode - per_expert * k * layers - per_row;
-    Some((Coefficients { decode, fixed, per_expert, per_row, per_draft: per_draft(decode), per_block: 0.0 }, r2))
+    Some((Coefficients { decode, fixed, per_expert, per_row, per_draft: per_draft(decode), ..Coefficients::default() }, r2))
 }
 
 /// Where the cost of a draft is from.
@@ -209,7 +209,7 @@ impl StepCost {
         if most < rows {
             assumptions.push(format!("the table has passes of up to {most} rows: costs of up to {rows} are extrapolated"));
         }
-        Ok(Self { source: CostSource::Calibrated, coefficients, assumptions })
+        Ok(Self { source: CostSource::Calibrated, coefficients, assumptions, shorter_unknown_because: None })
     }
 }
 

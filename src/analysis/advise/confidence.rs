@@ -127,7 +127,7 @@ mod tests {
         };
         let probs = [Some(vec![0.9, 0.4, 0.8]), Some(vec![0.25, 0.99, 0.99])];
         let coefficients = Coefficients { decode: 8.0, fixed: 4.0, per_expert: 1.0, per_draft: 1.0, ..Coefficients::default() };
-        let cost = StepCost { source: CostSource::Model, coefficients, assumptions: vec![] };
+        let cost = StepCost { source: CostSource::Model, coefficients, assumptions: vec![], shorter_unknown_because: None };
         let options = Options { resamples: 50, seed: 1 };
         let costs = Costs { point: Some(&cost), doubt: &Doubt::Exact, options: &options };
         let sweep_of = |probs: &[Option<Vec<f32>>]| sweep(&windows, probs, &costs);

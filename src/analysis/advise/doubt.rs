@@ -15,7 +15,7 @@
 
 use super::step_cost::{Coefficients, Recorded, StepCost};
 use crate::analysis::Options;
-use crate::analysis::cost::TimeDraws;
+use crate::analysis::cost::{MeasuredTimes, TimeDraws};
 use crate::analysis::stats::{Clusters, Streams};
 use crate::metric::advice::CostSource;
 
@@ -43,12 +43,17 @@ pub struct Drawn {
 }
 
 impl Drawn {
-    /// Costs through the measured times of every resample. `windows` has the number of windows and the sum of their experts by request.
-    pub fn measured(times: &TimeDraws, recorded: &Recorded, windows: &[Row], options: &Options) -> Self {
+    /// Costs through the measured times of every resample. `windows` has the number of windows and the sum of their experts by request. With
+    /// `whole_only` no resample needs a cost of experts.
+    pub fn measured(times: &TimeDraws, recorded: &Recorded, windows: &[Row], whole_only: bool, options: &Options) -> Self {
         let requests = times.requests.clone();
         let sums = on(&requests, windows, 2);
         let costs = sums.numbered_draws((options.resamples, options.seed, Streams::Common), |i, sums| {
-            let costs = times.times.get(i).map(|times| Coefficients::through(times, recorded, sums[1] / sums[0]));
+            let through = |times: &MeasuredTimes| match whole_only {
+                true => Coefficients::of_whole_windows(times, &Recorded { draft_cost: None, ..*recorded }),
+                false => Coefficients::through(times, recorded, sums[1] / sums[0]),
+            };
+            let costs = times.times.get(i).map(through);
             as_numbers(costs.filter(Coefficients::are_costs))
         });
         Self { requests, costs: costs.iter().map(|numbers| of_numbers(numbers)).collect() }
@@ -70,14 +75,16 @@ impl Drawn {
     }
 }
 
-/// Six numbers, none of them one where there are no costs.
-fn as_numbers(costs: Option<Coefficients>) -> [f64; 6] {
-    costs.map_or([f64::NAN; 6], |c| [c.decode, c.fixed, c.per_expert, c.per_row, c.per_draft, c.per_block])
+/// Seven numbers, none of them one where there are no costs.
+fn as_numbers(costs: Option<Coefficients>) -> [f64; 7] {
+    let whole_only = |c: &Coefficients| f64::from(u8::from(c.whole_only));
+    costs.map_or([f64::NAN; 7], |c| [c.decode, c.fixed, c.per_expert, c.per_row, c.per_draft, c.per_block, whole_only(&c)])
 }
 
 fn of_numbers(numbers: &[f64]) -> Option<Coefficients> {
-    let &[decode, fixed, per_expert, per_row, per_draft, per_block] = numbers else { return None };
-    Some(Coefficients { decode, fixed, per_expert, per_row, per_draft, per_block }).filter(Coefficients::are_costs)
+    let &[decode, fixed, per_expert, per_row, per_draft, per_block, whole_only] = numbers else { return None };
+    let whole_only = whole_only == 1.0;
+    Some(Coefficients { decode, fixed, per_expert, per_row, per_draft, per_block, whole_only }).filter(Coefficients::are_costs)
 }
 
 /// The rows of `requests`, zeros for those that have none.
@@ -170,6 +177,9 @@ impl Costs<'_> {
             (Doubt::Drawn(drawn), source) => {
                 let left_out = match drawn.left_out() {
                     0 => String::new(),
+                    n if self.point?.coefficients.whole_only => {
+                        format!("; {n} of {} resamples, whose times have nothing to compare, are left out", drawn.resamples())
+                    }
                     n => format!("; {n} of {} resamples, whose times give an expert no cost above 0, are left out", drawn.resamples()),
                 };
                 let from = match source {
@@ -208,7 +218,6 @@ impl Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::cost::MeasuredTimes;
     use crate::analysis::stats;
 
     const OPTIONS: Options = Options { resamples: 60, seed: 3 };
@@ -239,7 +248,7 @@ mod tests {
     #[test]
     fn worked_example_of_the_docs() {
         let rows: Vec<Row> = vec![(0, vec![1.0, 6.0]), (1, vec![1.0, 10.0])];
-        let doubt = Doubt::Drawn(Drawn::measured(&times(&[0, 1]), &RECORDED, &rows, &OPTIONS));
+        let doubt = Doubt::Drawn(Drawn::measured(&times(&[0, 1]), &RECORDED, &rows, false, &OPTIONS));
         let costs = Costs { point: None, doubt: &doubt, options: &OPTIONS };
         let mut found: Vec<f64> = costs.draws((&rows, 2, Whose::All), of_last).into_iter().flatten().collect();
         found.sort_by(f64::total_cmp);
@@ -261,7 +270,7 @@ mod tests {
         times.times.iter_mut().for_each(|t| t.verify_step = 25.0);
         times.times[7].per_expert = -0.1;
         times.times[8].decode_step = f64::NAN;
-        let drawn = Drawn::measured(&times, &RECORDED, &rows, &OPTIONS);
+        let drawn = Drawn::measured(&times, &RECORDED, &rows, false, &OPTIONS);
         let empty = stats::draws(3, (OPTIONS.resamples, OPTIONS.seed, Streams::Common), |_, times| vec![f64::from(times[2])]);
         let empty: Vec<usize> = (0..60).filter(|&i| empty[i][0] == 3.0 || i == 7 || i == 8).collect();
         assert_eq!((drawn.left_out(), drawn.resamples()), (empty.len() as u64, 60));

@@ -77,11 +77,15 @@ pub fn advice(
         let times = if wanted.model_only { String::new() } else { format!("no measured times ({why}) and ") };
         format!("{times}no model of bytes (the manifest lacks {}{help})", missing.join(", "))
     });
+    let whole_only = cost.as_ref().is_some_and(|c| c.coefficients.whole_only);
     let doubt = match cost.as_ref().map(|c| c.source) {
-        Some(CostSource::Measured) => times.map_or(Doubt::Unknown, |times| {
-            let sums = |(at, sums): &(u32, DraftSums)| (*at, vec![sums.steps as f64, sums.experts.last().map_or(f64::NAN, |&n| n as f64)]);
-            Doubt::Drawn(Drawn::measured(times, &recorded, &requests.iter().map(sums).collect::<Vec<_>>(), options))
-        }),
+        Some(CostSource::Measured) => {
+            times.filter(|t| whole_only || t.times.iter().any(|t| t.per_expert.is_finite())).map_or(Doubt::Unknown, |times| {
+                let sums =
+                    |(at, sums): &(u32, DraftSums)| (*at, vec![sums.steps as f64, sums.experts.last().map_or(f64::NAN, |&n| n as f64)]);
+                Doubt::Drawn(Drawn::measured(times, &recorded, &requests.iter().map(sums).collect::<Vec<_>>(), whole_only, options))
+            })
+        }
         Some(CostSource::Calibrated) => {
             let draws = wanted.costs.as_ref().and_then(|table| calibrated::draws(table, input.manifest, wanted.draft_cost, options));
             draws.map_or(Doubt::Exact, |draws| Doubt::Drawn(Drawn::apart(draws, requests.iter().map(|(at, _)| *at))))
@@ -89,6 +93,8 @@ pub fn advice(
         Some(CostSource::Model) | None => Doubt::Exact,
     };
     let costs = Costs { point: cost.as_ref(), doubt: &doubt, options };
+    // Of windows that were cut or idealised nothing is known where whole ones alone have a cost.
+    let of_cut = if whole_only { Costs { point: None, doubt: &Doubt::Exact, options } } else { costs };
     let view = View { windows: &windows, costs, requests: requests.len() };
     let all = sum(&requests);
     let points = view.curve(&all, Ideal::default());
@@ -115,6 +121,7 @@ pub fn advice(
         cost_source: cost.as_ref().map(|c| c.source),
         measured_unused_because,
         unknown_because,
+        other_lengths_unknown_because: cost.as_ref().and_then(|c| c.shorter_unknown_because).map(str::to_owned),
         steps: windows.steps.len() as u64,
         steps_left_out: windows.left_out,
         requests: requests.len() as u64,
@@ -125,9 +132,9 @@ pub fn advice(
         }),
         by_tag: by_tag(input, plan, &view, &requests),
         by_request: requests.par_iter().map(|r| view.group(request_id(r.0).to_string(), std::slice::from_ref(r))).collect(),
-        what_if: what_if(&view, &all),
-        confidence: confidence::sweep(&windows, input.draft_probs, &costs),
-        expert_budget: report.overall.as_ref().and_then(|overall| budget(overall, &windows, costs.coefficients(), tokens)),
+        what_if: if whole_only { None } else { what_if(&view, &all) },
+        confidence: confidence::sweep(&windows, input.draft_probs, &of_cut),
+        expert_budget: report.overall.as_ref().and_then(|overall| budget(overall, &windows, of_cut.coefficients(), tokens)),
         resamples_left_out: costs.left_out(),
         assumptions,
     })
@@ -192,7 +199,8 @@ impl View<'_> {
                 speedup: known(point.speedup),
                 ci95: of_costs(4 * length + 3),
                 marginal_utility: marginal.and_then(known),
-                best_share: (!bests.is_empty() && self.costs.are_known()).then(|| wins as f64 / bests.len() as f64),
+                best_share: (!bests.is_empty() && self.costs.are_known() && point.speedup.is_finite())
+                    .then(|| wins as f64 / bests.len() as f64),
             }
         };
         points.iter().enumerate().map(of).collect()

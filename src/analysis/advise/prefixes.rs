@@ -106,7 +106,8 @@ pub fn curve(row: &[f64], layers: u32, cost: Option<&Coefficients>, ideal: Ideal
 
 /// One of them, γ' = `length`.
 ///
-/// ratio(γ') = (passes(steps, (γ' + 1) steps, experts(γ')) + drafting(steps, γ' steps)) / (decode steps), and 1 for γ' = 0.
+/// ratio(γ') = (passes(steps, (γ' + 1) steps, experts(γ')) + drafting(steps, γ' steps)) / (decode steps), and 1 for γ' = 0. By costs of whole windows
+/// alone it is no number for 0 < γ' < γ, nor where the experts are idealised.
 pub fn point(row: &[f64], layers: u32, cost: Option<&Coefficients>, ideal: Ideal, length: usize) -> Point {
     let lengths = row.len() / 2;
     let steps = row[0];
@@ -114,6 +115,7 @@ pub fn point(row: &[f64], layers: u32, cost: Option<&Coefficients>, ideal: Ideal
     let experts = if ideal.overlap { row[1 + lengths] } else { row[1 + lengths + length] };
     let ratio = match cost {
         Some(_) if length == 0 => 1.0,
+        Some(cost) if cost.whole_only && (length + 1 < lengths || ideal.overlap) => f64::NAN,
         Some(cost) => {
             let drafting = if ideal.free_drafts { 0.0 } else { cost.drafting(steps, length as f64 * steps) };
             (cost.passes(steps, (length + 1) as f64 * steps, experts) + drafting) / (cost.decode * steps)

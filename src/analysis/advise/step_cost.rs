@@ -28,6 +28,9 @@ pub struct Coefficients {
     pub per_draft: f64,
     /// All drafts of a step together, when their number changes nothing.
     pub per_block: f64,
+    /// Whether windows of the recorded length alone have a cost: no time of an expert can be told, so `per_expert` is 0 and every window costs what
+    /// the mean one does.
+    pub whole_only: bool,
 }
 
 /// The coefficients and where they are from.
@@ -39,6 +42,8 @@ pub struct StepCost {
     pub coefficients: Coefficients,
     /// What they take for granted, in sentences.
     pub assumptions: Vec<String>,
+    /// Why windows shorter than the recorded ones have no cost, as half a sentence; `None` where they have.
+    pub shorter_unknown_because: Option<&'static str>,
 }
 
 /// The verify steps that measured times are of.
@@ -76,13 +81,24 @@ impl Coefficients {
             None if block => (0.0, step - pass),
             None => ((step - pass) / drafts, 0.0),
         };
-        Self { decode, fixed: decode - per_expert * decode_experts - per_row, per_expert, per_row, per_draft, per_block }
+        let fixed = decode - per_expert * decode_experts - per_row;
+        Self { decode, fixed, per_expert, per_row, per_draft, per_block, whole_only: false }
+    }
+
+    /// [`Coefficients::through`] times without that of an expert: costs of a decode step and of a window of the recorded length, which is V
+    /// whatever experts it has.
+    ///
+    /// D = 100, V = 190 and three drafts: a window of three drafts costs 190, one of two nobody knows what.
+    pub fn of_whole_windows(times: &MeasuredTimes, recorded: &Recorded) -> Self {
+        let times = MeasuredTimes { per_expert: 0.0, ..*times };
+        Self { whole_only: true, ..Self::through(&times, recorded, recorded.decode_experts) }
     }
 
     /// Whether they are costs at all: finite, a decode step and an expert above 0. What a row adds may come out below 0 where it adds nothing.
     pub fn are_costs(&self) -> bool {
-        let Self { decode, fixed, per_expert, per_row, per_draft, per_block } = *self;
-        [decode, fixed, per_expert, per_row, per_draft, per_block].iter().all(|x| x.is_finite()) && decode > 0.0 && per_expert > 0.0
+        let Self { decode, fixed, per_expert, per_row, per_draft, per_block, whole_only } = *self;
+        let finite = [decode, fixed, per_expert, per_row, per_draft, per_block].iter().all(|x| x.is_finite());
+        finite && decode > 0.0 && (per_expert > 0.0 || whole_only)
     }
 
     /// Cost of verify passes without drafting: their number, and sums over them of rows and experts.
@@ -124,7 +140,7 @@ impl StepCost {
             (None, None) => return None,
         };
         let coefficients = Coefficients { decode, fixed: other, per_expert, per_draft, ..Coefficients::default() };
-        Some(Self { source: CostSource::Model, coefficients, assumptions })
+        Some(Self { source: CostSource::Model, coefficients, assumptions, shorter_unknown_because: None })
     }
 
     /// Keys of the manifest that the model of bytes needs and that are unknown; a draft's is not needed with `draft_cost`.
@@ -139,11 +155,10 @@ impl StepCost {
     }
 
     /// The measured times of a report whose verify steps are `recorded`, with `experts` distinct experts on average, summed over the layers:
-    /// [`Coefficients::through`] them.
+    /// [`Coefficients::through`] them, or [`Coefficients::of_whole_windows`] where the cost of an expert is unknown or not above 0: the recorded length needs none.
     ///
     /// # Errors
-    /// Why measured times give no costs, as half a sentence: a verify ratio or the cost of an expert is unknown, or fewer than ten decode
-    /// steps stand behind it.
+    /// Why measured times give no costs, as half a sentence: a verify ratio is unknown, or fewer than ten decode steps stand behind it.
     pub fn measured(report: &Report, recorded: &Recorded, experts: f64) -> Result<Self, String> {
         let cost = report.cost.as_ref().ok_or("the trace has no times of steps")?;
         let clock = cost.source.ok_or("the trace has no times of steps")?;
@@ -164,14 +179,27 @@ impl StepCost {
             return Err("the verify ratio is unknown".into());
         };
         let slope = report.overall.as_ref().and_then(|o| o.cost.as_ref()?.us_per_expert);
-        let per_expert = slope.ok_or("the time per distinct expert is unknown")?;
-        if per_expert <= 0.0 {
-            return Err("the fitted time per distinct expert is not above 0".into());
-        }
+        let (per_expert, shorter_unknown_because) = match slope {
+            None => (0.0, Some("the time per distinct expert is unknown")),
+            Some(slope) if slope <= 0.0 => (0.0, Some("the fitted time per distinct expert is not above 0")),
+            Some(slope) => (slope, None),
+        };
         let (verify, verify_step) = (decode * verify_ratio, decode_step * step_ratio);
-        let coefficients =
-            Coefficients::through(&MeasuredTimes { verify, decode, verify_step, decode_step, per_expert }, recorded, experts);
+        let times = MeasuredTimes { verify, decode, verify_step, decode_step, per_expert };
         let us = |us: f64| Unit::Microseconds.show(us);
+        if let Some(why) = shorter_unknown_because {
+            // A cost of drafts that was given would contradict the ratio that was measured.
+            let recorded = Recorded { draft_cost: None, ..*recorded };
+            let assumptions = vec![format!(
+                "measured, {source}: {} a decode step, {} a verify step, whatever its experts; {why}, so what windows of other lengths cost is \
+                 not told: record with them (`sweep`), or give a table of `calibrate` (--costs)",
+                us(decode_step),
+                us(verify_step)
+            )];
+            let coefficients = Coefficients::of_whole_windows(&times, &recorded);
+            return Ok(Self { source: CostSource::Measured, coefficients, assumptions, shorter_unknown_because });
+        }
+        let coefficients = Coefficients::through(&times, recorded, experts);
         let mut assumptions = vec![format!(
             "measured, {source}: {} a decode step, {} a verify step; {} of a pass for each distinct expert (least squares), the rest of it in \
              proportion to the further rows, drafting and commit {}",
@@ -181,7 +209,7 @@ impl StepCost {
             if coefficients.per_block == 0.0 { "to the drafts" } else { "the same for any number of drafts, which are made as one block" }
         )];
         assumptions.extend(recorded.draft_cost.map(|share| format!("a draft costs {share} decode steps, as given")));
-        Ok(Self { source: CostSource::Measured, coefficients, assumptions })
+        Ok(Self { source: CostSource::Measured, coefficients, assumptions, shorter_unknown_because })
     }
 }
 
@@ -224,10 +252,19 @@ mod tests {
         (cost.verify_ratio, cost.step_ratio) = (Some(1.75), Some(1.9));
         cost.contexts = vec![crate::metric::cost::ContextBucket { from: 0, to: 63, verify_steps: 1, decode_steps: 10 }];
         let fit = |us_per_expert| Some(crate::metric::cost::ExpertCost { us_per_expert, ..Default::default() });
-        report.overall.as_mut().unwrap().cost = fit(None);
-        assert_eq!(measured(&report, false, None), Err("the time per distinct expert is unknown".into()));
-        report.overall.as_mut().unwrap().cost = fit(Some(-0.2));
-        assert!(measured(&report, false, None).unwrap_err().contains("not above 0"));
+        // Without a cost of experts a window of three drafts costs its 190, whatever experts it has, and no other costs anything known.
+        for (slope, says) in [(None, "distinct expert is unknown"), (Some(-0.2), "is not above 0")] {
+            report.overall.as_mut().unwrap().cost = fit(slope);
+            for given in [None, Some(0.3)] {
+                let cost = measured(&report, false, given).unwrap();
+                assert!(cost.coefficients.whole_only && cost.coefficients.are_costs());
+                assert!(cost.shorter_unknown_because.unwrap().contains(says) && cost.assumptions[0].contains(says));
+                for experts in [8.0, 20.0, 25.0] {
+                    let spent = cost.coefficients.passes(1.0, 4.0, experts) + cost.coefficients.drafting(1.0, 3.0);
+                    assert!((spent - 190.0).abs() < 1e-9, "{spent}");
+                }
+            }
+        }
         report.cost.as_mut().unwrap().contexts[0].decode_steps = 9;
         assert!(measured(&report, false, None).unwrap_err().starts_with("9 decode steps"));
         report.cost.as_mut().unwrap().contexts[0].decode_steps = 10;

@@ -208,6 +208,32 @@ fn resamples_without_a_cost_of_experts_are_left_out_and_counted() {
     assert!((shares - 1.0).abs() < 1e-9);
 }
 
+/// A slope below 0 takes nothing from the measured ratio of the recorded length, and gives nothing to other lengths.
+#[test]
+fn the_recorded_length_needs_no_cost_of_experts() {
+    let slow = (0..60).find_map(|seed| {
+        let mut planted = Planted { unsure: 60.0 * EXPERT, ..Planted::new(seed, 9_000.0) };
+        planted.trace.manifest.model.bytes_other_per_step = Some(1 << 20);
+        planted.trace.manifest.drafter.bytes_per_draft = Some(1 << 16);
+        let report = planted.requests(12, 4, 2).report();
+        (report.overall.as_ref()?.cost.as_ref()?.us_per_expert? < 0.0).then_some(report)
+    });
+    let report = slow.unwrap();
+    let (cost, last, advice) = (report.cost.as_ref().unwrap(), recorded(&report), advice(&report));
+    // The bytes are known, and are not asked.
+    assert_eq!((advice.cost_source, &advice.measured_unused_because), (Some(CostSource::Measured), &None));
+    assert!(advice.other_lengths_unknown_because.as_ref().unwrap().contains("not above 0"));
+    assert!((last.step_ratio.unwrap() / cost.step_ratio.unwrap() - 1.0).abs() < 1e-9);
+    near(last.step_ratio_ci95, cost.step_ratio_ci95);
+    near(last.ci95, cost.speedup_ci95);
+    for between in &advice.by_draft_len[1..usize::from(GAMMA)] {
+        assert!(between.tokens_per_step > 1.0 && between.step_ratio.is_none() && between.speedup.is_none() && between.ci95.is_none());
+        assert_eq!(between.best_share, None);
+    }
+    assert!([Some(0), Some(GAMMA)].contains(&advice.best_draft_len) && advice.what_if.is_none() && advice.resamples_left_out == Some(0));
+    assert!(advice.confidence.iter().flatten().all(|p| p.speedup.is_none() && p.tokens_per_step > 0.0));
+}
+
 #[test]
 fn bytes_have_no_uncertainty_and_it_is_said() {
     let mut trace = Planted::new(5, 9_000.0).requests(12, 4, 2);

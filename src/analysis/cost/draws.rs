@@ -22,18 +22,18 @@ pub struct MeasuredTimes {
 pub struct TimeDraws {
     /// The requests that were drawn, ascending: indices of the trace's own; those of a baseline come behind them.
     pub requests: Vec<u32>,
-    /// By resample; no numbers where it has no matched steps or no slope.
+    /// By resample; no numbers where it has no matched steps, no slope where there is none.
     pub times: Vec<MeasuredTimes>,
 }
 
 impl TimeDraws {
-    /// Joins the means and the slopes (ns) of the same resamples; `None` where either has no intervals.
+    /// Joins the means and the slopes (ns) of the same resamples; `None` where the means have no intervals. Without slopes theirs is no number.
     pub(super) fn join(requests: Vec<u32>, ratios: &Draws, slopes: &[f64]) -> Option<Self> {
         let us = |ns: f64| ns / 1000.0;
         let times: Vec<MeasuredTimes> = ratios
             .means()
-            .zip(slopes)
-            .map(|(m, &slope)| MeasuredTimes {
+            .zip(slopes.iter().copied().chain(std::iter::repeat(f64::NAN)))
+            .map(|(m, slope)| MeasuredTimes {
                 verify: us(m.verify_ns),
                 decode: us(m.decode_ns),
                 verify_step: us(m.verify_step_ns),

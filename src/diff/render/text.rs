@@ -58,10 +58,23 @@ pub fn render(c: &Comparison, options: &TextOptions) -> String {
         let total = c.rows.iter().filter(|row| row.layer.is_some());
         let more = if shown < layers.len() { format!("{} more layers (--per-layer); ", layers.len() - shown) } else { String::new() };
         out.push_str(&paragraph("", &format!("{more}all numbers of layers: {}", tally(total)), width));
+        let others = changed(c);
+        if options.per_layer && !others.is_empty() {
+            out.push('\n');
+            out.push_str(&rows_table(&others, options, Row::name, "not the same"));
+        }
     }
     out.push('\n');
     out.push_str(&tail(c, options));
     out
+}
+
+/// The other numbers of layers that are not the same: the worse ones first.
+fn changed(c: &Comparison) -> Vec<&Row> {
+    let is = |row: &&Row| row.layer.is_some() && row.path != "union.mean" && row.verdict != Verdict::Same;
+    let mut rows: Vec<&Row> = c.rows.iter().filter(is).collect();
+    rows.sort_by_key(|row| (row.verdict, row.layer));
+    rows
 }
 
 fn rows<'a>(c: &'a Comparison, options: &TextOptions) -> Vec<&'a Row> {

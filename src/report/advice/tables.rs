@@ -22,7 +22,7 @@ impl View<'_> {
     pub(super) fn lengths(&self) -> String {
         let a = self.advice;
         let cells = |of: &dyn Fn(&DraftLength) -> String| a.by_draft_len.iter().map(of).collect::<Vec<_>>();
-        let best = |n: u16| if Some(n) == a.best_draft_len { "*" } else { "" };
+        let best = |n: u16| if Some(n) == a.best_draft_len && !self.undecided { "*" } else { "" };
         let columns = vec![
             Column::new("drafts").cells(cells(&|p| format!("{}{}", best(p.draft_len), p.draft_len))),
             Column::new("tokens/step").cells(cells(&|p| format!("{:.3}", p.tokens_per_step))),
@@ -38,7 +38,7 @@ impl View<'_> {
                 .optional(3)
                 .cells(cells(&|p| p.best_share.map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0)))),
         ];
-        let marked = a.by_draft_len.iter().position(|p| Some(p.draft_len) == a.best_draft_len);
+        let marked = a.by_draft_len.iter().position(|p| Some(p.draft_len) == a.best_draft_len && !self.undecided);
         self.table(columns, marked)
     }
 

@@ -5,6 +5,7 @@ use crate::metric::Unit;
 use crate::metric::advice::{Advice, CostSource, DraftLength};
 use crate::metric::cost::{ExpertCost, ResidualPoint};
 use crate::metric::report::Report;
+use crate::report::advice::is_undecided;
 use crate::report::cost as words;
 use crate::report::lookup::{interval, json, list, number, word};
 use crate::report::svg::{self, Cloud, Frame, Grid, Line, short};
@@ -33,7 +34,7 @@ pub fn sections(report: &Report) -> Vec<Section> {
             id: "draft-length",
             title: "Draft length",
             intro: format!("What other draft lengths would give, judged from the prefixes of the recorded windows.{}", source(advice)),
-            figures: vec![speedup(advice), step_ratio(advice)],
+            figures: vec![speedup(advice, is_undecided(report)), step_ratio(advice)],
         },
     ]
 }
@@ -211,7 +212,7 @@ fn by_length<'a>(advice: Option<&Advice>, of: fn(&DraftLength) -> Option<f64>, c
     Line { points, color, dashed: false, interval: ci.filter(|_| intervals) }
 }
 
-fn speedup(advice: Option<&Advice>) -> Figure {
+fn speedup(advice: Option<&Advice>, undecided: bool) -> Figure {
     let (id, title) = ("speedup", "Speedup by draft length");
     let why = "Not known: the trace has too little to judge draft lengths by; see the limits below.";
     let line = by_length(advice, |l| l.speedup, "--s1", true);
@@ -221,6 +222,7 @@ fn speedup(advice: Option<&Advice>) -> Figure {
     let picture = best.and_then(|_| svg::curves(Frame { label: title, x: "drafts", y: "speedup" }, &[], &[line, one], false));
     let recommended = advice.and_then(|advice| advice.by_draft_len.iter().find(|l| Some(l.draft_len) == advice.best_draft_len));
     let reading = match (recommended, best) {
+        _ if undecided => "No advice from these times: a few steps decide their means; see the limits below.".to_owned(),
         (Some(DraftLength { draft_len: 0, .. }), _) => "Best without drafts: no draft length is faster than plain decoding.".to_owned(),
         (Some(DraftLength { draft_len, speedup: Some(speedup), ci95, .. }), _) => {
             let interval = ci95.map_or_else(String::new, |[low, high]| format!(" (95 %: {low:.2} to {high:.2})"));

@@ -9,7 +9,7 @@ mod data;
 mod figure;
 mod groups;
 
-use super::lookup::{json, number};
+use super::lookup::{interval, json, number};
 use super::table::Column;
 use super::tables::{self, Table};
 use super::words::{self, counted, known};
@@ -71,24 +71,55 @@ fn subtitle(report: &Report) -> String {
     plain(&text)
 }
 
-/// The numbers at the top, the unknown ones left out.
+/// Names of the two ratios of times, which are not of the same thing.
+const PASS_RATIO: &str = "verify pass over decode pass";
+const STEP_RATIO: &str = "whole verify step over decode step";
+
+/// The numbers at the top, the unknown ones left out, with their intervals in small print.
 fn cards(report: &Report) -> Vec<Value> {
     let cost = json(&report.cost);
     let all = report.overall.as_ref();
+    let (noisy, undecided) = (super::cost::is_noisy(report), super::advice::is_undecided(report));
+    let union = all.and_then(|o| o.stats.union.as_ref());
+    let small = |interval: Option<crate::metric::Interval>| interval.map(|[low, high]| format!("95 %: {low:.2} to {high:.2}"));
+    // Where a few steps decide the means, the medians lead.
+    let timed = |key: &str| {
+        let (mean, range) = (number(&cost, &[key]), small(interval(&cost, &[&format!("{key}_ci95")])));
+        let median = number(&cost, &[&format!("{key}_median")]).filter(|_| noisy);
+        match (median, mean) {
+            (Some(median), Some(mean)) => {
+                let range = range.map_or_else(String::new, |range| format!(" ({range})"));
+                (Some(format!("{median:.2}")), Some(format!("noisy times: by medians; {mean:.2} by means{range}")))
+            }
+            _ => (mean.map(|v| format!("{v:.2}")), range),
+        }
+    };
+    let (verify_ratio, step_ratio, speedup) = (timed("verify_ratio"), timed("step_ratio"), timed("speedup"));
+    let notes = [
+        ("tokens per verify step", small(report.acceptance.tokens_per_step_ci95)),
+        ("experts per window and layer", small(union.and_then(|u| u.ci95))),
+        (PASS_RATIO, verify_ratio.1),
+        (STEP_RATIO, step_ratio.1),
+        ("speedup", speedup.1),
+        ("best draft length", undecided.then(|| "noisy times give no advice".to_owned())),
+    ];
+    let best = report.advice.as_ref().and_then(|a| a.best_draft_len).map(|n| if undecided { "not told".to_owned() } else { n.to_string() });
     let cards = [
         ("tokens per verify step", report.acceptance.tokens_per_step.map(|v| format!("{v:.2}"))),
-        ("experts per window and layer", all.and_then(|o| o.stats.union.as_ref()).map(|u| format!("{:.1}", u.mean))),
+        ("experts per window and layer", union.map(|u| format!("{:.1}", u.mean))),
         (
             "of the uniform union",
             all.and_then(|o| Some(o.stats.union.as_ref()?.mean / o.stats.uniform_union?)).map(|v| format!("{:.0} %", v * 100.0)),
         ),
         ("wasted experts per window", all.and_then(|o| o.stats.wasted_mean).map(|v| format!("{v:.2}"))),
         ("layer of the largest union", all.map(|o| o.worst_layer.to_string())),
-        ("verify step over decode step", number(&cost, &["verify_ratio"]).map(|v| format!("{v:.2}"))),
-        ("speedup", number(&cost, &["speedup"]).map(|v| format!("{v:.2}"))),
-        ("best draft length", report.advice.as_ref().and_then(|a| a.best_draft_len).map(|n| n.to_string())),
+        (PASS_RATIO, verify_ratio.0),
+        (STEP_RATIO, step_ratio.0),
+        ("speedup", speedup.0),
+        ("best draft length", best),
     ];
-    cards.into_iter().filter_map(|(name, value)| value.map(|value| context! { name, value })).collect()
+    let note = |name: &str| notes.iter().find(|(of, _)| *of == name).and_then(|(_, note)| note.clone());
+    cards.into_iter().filter_map(|(name, value)| value.map(|value| context! { name, value, note => note(name) })).collect()
 }
 
 /// The tables, that of layers first; every table that a page always has is there, with or without rows.
