@@ -96,8 +96,8 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         if !overall.by_rows.is_empty() {
             let others: Vec<String> = overall.by_rows.iter().map(|s| s.rows.to_string()).collect();
             let message = format!(
-                "windows have different lengths: numbers are of {} rows, those of {} rows are in `by_rows`",
-                stats.rows,
+                "windows have different lengths: numbers are of {}, those of {} rows are in `by_rows`",
+                counted_plain(stats.rows, "row"),
                 list(&others)
             );
             warn("mixed_rows", message);
@@ -172,7 +172,7 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
                        a step's times are its pass's";
         warn("shared_passes", message.into());
         if batch.passes_with_prefill > 0 {
-            warn("passes_with_prefill", format!("{} passes are not in `batch`: prompt rows ran with them", batch.passes_with_prefill));
+            warn("passes_with_prefill", format!("{} not in `batch`: prompt rows ran with them", are(batch.passes_with_prefill, "pass")));
         }
         if batch.overall.is_none() {
             warn("no_whole_passes", "no pass has all rows of all its steps in the routes: unions of passes are unknown".into());
@@ -190,7 +190,8 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
     let windows = || counts.groups.iter().flat_map(|(_, layers)| layers.iter().flatten());
     let left_out: u64 = windows().map(|w| w.coverage_left_out).sum();
     if left_out > 0 {
-        let message = format!("{left_out} windows are not in the mass coverage: their gate weights are all 0, negative or no numbers");
+        let message =
+            format!("{} not in the mass coverage, for gate weights that are all 0, negative or no numbers", are(left_out, "window"));
         warn("coverage_left_out", message);
     }
     match advice {
@@ -222,6 +223,11 @@ pub fn of(input: &Input<'_>, plan: &Plan<'_>, counts: &PassCounts, report: &Repo
         Some(_) => {}
     }
     warnings
+}
+
+/// `1 pass is`, `2 passes are`.
+fn are(n: u64, noun: &str) -> String {
+    format!("{} {}", counted_plain(n, noun), if n == 1 { "is" } else { "are" })
 }
 
 /// The first few entries, and how many more.

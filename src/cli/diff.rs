@@ -202,7 +202,9 @@ fn source_failure(error: SourceError) -> Failure {
     let text = one_line(&error.to_string());
     match error {
         SourceError::Trace(error) => Failure::from(error),
-        SourceError::Missing { .. } | SourceError::Several { .. } | SourceError::Partial { .. } => Failure::Input(text),
+        SourceError::Missing { .. } | SourceError::Several { .. } | SourceError::Partial { .. } | SourceError::Lines { .. } => {
+            Failure::Input(text)
+        }
         SourceError::Io { path, source } => read_failure(&path, &source),
         SourceError::Analysis { source: AnalysisError::Frame { .. }, .. } => Failure::Environment(text),
         SourceError::Analysis { .. } => Failure::Corrupt(format!("{text}; `specprof inspect --check` tells more")),

@@ -5,7 +5,7 @@ use super::ui::Ui;
 use crate::import::{self, DataKind, ForeignModel, Head, ImportError, Importer, LayerAxis, Options};
 use crate::metric::counted_plain;
 use crate::trace::Manifest;
-use crate::trace::manifest::{IdSpace, WindowCompleteness};
+use crate::trace::manifest::{IdSpace, WindowCompleteness, requests_unknown};
 use std::path::{Path, PathBuf};
 
 /// Examples, and the options of each format.
@@ -211,8 +211,8 @@ fn summary(manifest: &Manifest, format: &str, out: &Path) -> String {
     };
     let counted = |table: &str, noun: &str| counted_plain(rows(table), noun);
     // Rows of whole batches are not of one request each.
-    let batches = manifest.warnings.iter().any(|w| matches!(w.code.as_str(), "passes_of_batches" | "batch_forwards"));
-    let requests = if batches { "rows of unknown requests".to_owned() } else { counted("requests", "request") };
+    let unknown = requests_unknown(&manifest.warnings);
+    let requests = if unknown { "rows of unknown requests".to_owned() } else { counted("requests", "request") };
     format!(
         "imported {requests} in {} with {}{kernels} from {format} ({windows}): {}",
         counted("steps", "step"),

@@ -281,7 +281,15 @@ fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
         )));
     }
     ui.note(&format!("{}: {}", summary(recording), dir.display()));
-    self_check(&recording.manifest, dir).map_or(Ok(()), |difference| Err(Failure::Check(difference)))
+    match self_check(&recording.manifest, dir) {
+        Some(difference) => Err(Failure::Check(difference)),
+        None => {
+            if let Some(hash) = &recording.manifest.instrumentation.unrecorded_token_hash {
+                ui.note(&format!("--self-check: passed, the tokens are those of the same run with nothing recorded (hash {hash})"));
+            }
+            Ok(())
+        }
+    }
 }
 
 /// What is wrong when recording has changed the tokens; `None` when it has not, or was not looked at.

@@ -54,7 +54,7 @@ pub struct Args {
     /// Show every layer instead of the worst few
     #[arg(long)]
     per_layer: bool,
-    /// Say what each number means and how it is computed
+    /// Say what each number means and how it is computed (one trace, as text or Markdown)
     #[arg(long)]
     explain: bool,
     /// Acceptance and unions by group as well: request, tag:NAME, context (length) or layer
@@ -126,6 +126,24 @@ enum Table {
 }
 
 impl Table {
+    /// What it takes for a report to have it.
+    fn needs(self) -> &'static str {
+        match self {
+            Self::Groups => "it needs --by GROUP, and requests",
+            Self::Ranks => "it needs --ep N, and windows",
+            Self::Layers => "the trace has no windows with routes",
+            Self::Depths => "no verify window is a tree",
+            Self::Passes => "no forward pass is known to be of several requests",
+            Self::Acceptance => "nobody said how many drafts were accepted",
+            Self::Requests => "the trace has no verify step",
+            Self::Attribution => {
+                "it needs times of verify and of decode steps, as `record --baseline-steps N` has them, or --baseline TRACE"
+            }
+            Self::DraftLengths => "there is no advice on draft lengths: the warnings of the report say why",
+            Self::Warnings => "nothing is warned of",
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Layers => "layers",
@@ -203,6 +221,10 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.table.is_some() && args.format != Format::Csv {
         return Err(Failure::Input("--table goes with --format csv; the other formats have every table".into()));
     }
+    let format = if args.json { Format::Json } else { args.format };
+    if args.explain && !matches!(format, Format::Text | Format::Markdown) {
+        return Err(Failure::Input("--explain goes with --format text and markdown; reports/schema describes the numbers of JSON".into()));
+    }
     let paths = traces::several(&args.traces, Kind::TracesAndPartials, ui)?;
     if args.partial {
         return write_partial(args, &paths, ui);
@@ -222,6 +244,9 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     }
     if args.per_layer && paths.len() > 1 && partials == 0 {
         return Err(Failure::Input("--per-layer goes with one trace; several are compared as a whole".into()));
+    }
+    if args.explain && paths.len() > 1 && partials == 0 {
+        return Err(Failure::Input("--explain goes with one trace; several are compared as a whole".into()));
     }
     let mut output = Output::open(args.output.as_deref())?.not_over(&args.placement)?;
     let mut placement_out = args.placement_out.as_deref().map(|path| Output::open(Some(path))).transpose()?;
@@ -261,7 +286,6 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     let width = if terminal { ui.width() } else { 100 };
     let color = terminal && ui.color();
     let options = TextOptions { width, color, unicode: ui.unicode(), per_layer: args.per_layer, explain: args.explain };
-    let format = if args.json { Format::Json } else { args.format };
     let rendered = match (format, reports.as_slice()) {
         (Format::Json, [report]) => json::render(report).map_err(failed)?,
         (Format::Json, reports) => side_by_side::json(reports).map_err(failed)?,
@@ -270,10 +294,12 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         (_, [_, _, ..]) => {
             return Err(Failure::Input("--format markdown, html and csv take one trace; several are compared as text or json".into()));
         }
-        (Format::Markdown, [report]) => markdown::render(report),
+        (Format::Markdown, [report]) => markdown::render(report, args.explain),
         (Format::Html, [report]) => html::render(report).map_err(|e| Failure::Environment(format!("cannot write the page: {e}")))?,
-        (Format::Csv, [report]) => markdown::table_csv(report, args.table.unwrap_or(Table::Layers).name())
-            .ok_or_else(|| Failure::Input(format!("the report has no table `{}`", args.table.unwrap_or(Table::Layers).name())))?,
+        (Format::Csv, [report]) => markdown::table_csv(report, args.table.unwrap_or(Table::Layers).name()).ok_or_else(|| {
+            let table = args.table.unwrap_or(Table::Layers);
+            Failure::Input(format!("the report has no table `{}`: {}", table.name(), table.needs()))
+        })?,
         (_, []) => String::new(),
     };
     output.finish(ui, &rendered)

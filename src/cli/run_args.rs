@@ -9,6 +9,9 @@ use crate::engine::{Checkpoint, DsparkCheckpoint, Routing};
 use crate::record::{BackendKind, Options, Prompt, RecordError, Workload, machine, workload};
 use std::path::{Path, PathBuf};
 
+/// Prompts of random tokens, unless --requests says otherwise.
+const RANDOM_PROMPTS: u32 = 4;
+
 /// Arguments of every recording.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what_to_run").required(true).multiple(true).args(["prompts", "prompt", "workload", "prompt_tokens"]))]
@@ -49,9 +52,9 @@ pub(super) struct RunArgs {
     /// Prompts of so many random token ids
     #[arg(long, value_name = "N", conflicts_with_all = ["prompts", "prompt", "workload"], value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
     pub prompt_tokens: Option<u32>,
-    /// Number of prompts (with --prompt-tokens)
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000), requires = "prompt_tokens", help_heading = "Workload")]
-    pub requests: u32,
+    /// Number of prompts (with --prompt-tokens) [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000), help_heading = "Workload")]
+    pub requests: Option<u32>,
     /// Tokens to generate per request, unless its line says otherwise
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Workload")]
     pub max_new_tokens: u32,
@@ -135,6 +138,13 @@ impl RunArgs {
         if !(0.0..=1.0).contains(&self.draft_confidence) {
             return Err(Failure::Input(format!("--draft-confidence {}: give a share from 0 to 1", self.draft_confidence)));
         }
+        // A clap rule would not hold: it is dropped where what it asks for conflicts with what is there.
+        if self.requests.is_some() && self.prompt_tokens.is_none() {
+            return Err(Failure::Input(
+                "--requests goes with --prompt-tokens; of --workload, --prompts and --prompt every prompt is a request: leave prompts out for fewer"
+                    .into(),
+            ));
+        }
         let dspark = drafters.contains(&Draft::Dspark);
         if dspark && self.draft_model.is_none() {
             return Err(Failure::Input("--draft dspark: name the drafter's checkpoint with --draft-model DIR".into()));
@@ -144,7 +154,9 @@ impl RunArgs {
         }
         if !dspark && self.draft_confidence > 0.0 {
             return Err(Failure::Input(
-                "--draft-confidence goes with --draft dspark; the other drafters do not say how sure they are".into(),
+                "--draft-confidence goes with --draft dspark, whose windows alone can be ended early; what mtp's recorded probabilities would \
+                 save, `specprof advise` tells"
+                    .into(),
             ));
         }
         Ok(())
@@ -156,7 +168,7 @@ impl RunArgs {
             return workload::read(path).map_err(|e| RecordError::from(e).into());
         }
         if let Some(tokens) = self.prompt_tokens {
-            return Ok(workload::random(tokens as usize, self.requests as usize));
+            return Ok(workload::random(tokens as usize, self.requests.unwrap_or(RANDOM_PROMPTS) as usize));
         }
         if self.workload.is_empty() {
             return Ok(workload::from_texts(&self.prompt));

@@ -5,7 +5,7 @@ use crate::analysis::request_totals::{RequestTotals, request_totals};
 use crate::analysis::{AnalysisError, Options, analyze_trace};
 use crate::metric::Report;
 use crate::metric::report::SCHEMA;
-use crate::trace::{Trace, TraceError, input_file};
+use crate::trace::{Trace, TraceError, input_file, is_lines};
 use serde_json::Value;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -53,6 +53,12 @@ pub enum SourceError {
     /// A partial report, of which no report has been made.
     #[error("{path}: it is a partial report; compare what `specprof report {path} --format json` makes of it", path = path.display())]
     Partial {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The lines of an exported trace.
+    #[error("{path}: it is a trace as JSON lines; make a trace of it first, by `specprof import jsonl {path} -o DIR`", path = path.display())]
+    Lines {
         /// The file.
         path: PathBuf,
     },
@@ -121,6 +127,9 @@ pub fn read_report(path: &Path) -> Result<Report, SourceError> {
     }
     if bytes.starts_with(b"PAR1") {
         return Err(SourceError::Partial { path: path.to_owned() });
+    }
+    if is_lines(&bytes) {
+        return Err(SourceError::Lines { path: path.to_owned() });
     }
     let json = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
     // The version first: a report of another version need not have the keys of this one.

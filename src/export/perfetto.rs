@@ -192,6 +192,18 @@ fn tree(s: &Steps, i: usize) -> Option<Shape> {
     Some(shape.accepting(s.input_tokens.get(i), s.emitted_tokens.get(i), s.accepted[i]))
 }
 
+/// Where a step's drafting and its target's pass are, `(begin, end)` each; only their lengths are recorded. A step is drafting, the pass
+/// and the commit, in this order, but that a drafter reads the prompt behind the target, whose hidden rows it takes.
+fn parts(phase: Phase, (begin, end): (i64, i64), draft_ns: i64, target_ns: i64) -> ((i64, i64), (i64, i64)) {
+    let after = |at: i64, ns: i64| (at, at.saturating_add(ns.max(0)).min(end));
+    if phase == Phase::Prefill {
+        let target = after(begin, target_ns);
+        return (after(target.1, draft_ns), target);
+    }
+    let draft = after(begin, draft_ns);
+    (draft, after(draft.1, target_ns))
+}
+
 /// The events of one step.
 fn step(
     page: &mut Page<'_>,
@@ -216,19 +228,16 @@ fn step(
     });
     let id = lane + 1;
     page.slice((STEPS, id), (begin, end), phase.as_str(), "step", args);
-    // The step is drafting, the target's pass, and the commit, in this order; only their lengths are recorded.
-    let drafted = begin.saturating_add(s.draft_host_ns[i].max(0)).min(end);
-    let passed = drafted.saturating_add(s.target_host_ns[i].max(0)).min(end);
-    if drafted > begin {
-        page.slice((STEPS, id), (begin, drafted), "draft", "draft", json!({}));
-    }
-    if passed > drafted {
-        page.slice((STEPS, id), (drafted, passed), "target pass", "target", json!({}));
+    let (draft, target) = parts(phase, (begin, end), s.draft_host_ns[i], s.target_host_ns[i]);
+    let mut slices = [(draft, "draft", "draft"), (target, "target pass", "target")];
+    slices.sort_by_key(|(span, ..)| *span);
+    for (span, name, category) in slices.into_iter().filter(|(span, ..)| span.1 > span.0) {
+        page.slice((STEPS, id), span, name, category, json!({}));
     }
     if !in_detail(s, i) {
         return;
     }
-    let pass = if passed > drafted { (drafted, passed) } else { (begin, end) };
+    let pass = if target.1 > target.0 { target } else { (begin, end) };
     let tree = tree(s, i);
     for row in 0..s.rows[i] {
         let what = match (row, &tree) {
@@ -277,5 +286,19 @@ fn samples(page: &mut Page<'_>, s: &TelemetrySample) {
         if let Some(value) = value.filter(|v| v.is_finite()) {
             page.counter(TELEMETRY, s.time_ns, name, json!({ unit: value }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafters_read_a_prompt_behind_the_target() {
+        assert_eq!(parts(Phase::Verify, (100, 200), 30, 50), ((100, 130), (130, 180)));
+        assert_eq!(parts(Phase::Prefill, (100, 200), 30, 50), ((150, 180), (100, 150)));
+        // Lengths that contradict the step's own stay in it.
+        assert_eq!(parts(Phase::Prefill, (100, 200), i64::MAX, i64::MAX), ((200, 200), (100, 200)));
+        assert_eq!(parts(Phase::Verify, (100, 200), -5, i64::MAX), ((100, 100), (100, 200)));
     }
 }

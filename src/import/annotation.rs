@@ -115,48 +115,6 @@ fn part(path: &str) -> Component {
     }
 }
 
-/// What a kernel is for, as far as its name says; `Other` when it does not.
-pub fn component(kernel: &str) -> Component {
-    let name = kernel.to_ascii_lowercase();
-    let any = |words: &[&str]| words.iter().any(|word| name.contains(word));
-    if any(&["nccl", "rccl", "allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "deep_ep", "alltoall", "all_to_all"]) {
-        Component::Communication
-    } else if any(&[
-        "topk_gating",
-        "topkgating",
-        "topk_softmax",
-        "topk_sigmoid",
-        "moe_gate",
-        "moe_fused_gate",
-        "grouped_topk",
-        "moe_align",
-        "router",
-        "routing",
-    ]) {
-        Component::Router
-    } else if any(&["moe", "expert", "grouped_gemm", "group_gemm", "groupedgemm"]) {
-        Component::Experts
-    } else if any(&["rmsnorm", "rms_norm", "layernorm", "layer_norm"]) {
-        Component::Norm
-    } else if any(&["embedding", "indexselect"]) {
-        Component::Embedding
-    } else if any(&["kda", "delta_rule", "gated_delta"]) {
-        Component::Kda
-    } else if any(&["mla"]) {
-        Component::Mla
-    } else if any(&["argmax", "sampling", "sample_", "top_p", "topp", "rejection", "verify_tree"]) {
-        Component::Sampling
-    } else {
-        Component::Other
-    }
-}
-
-/// Whether a kernel is the one choice of experts that each routed layer has.
-pub fn is_choice(kernel: &str) -> bool {
-    let name = kernel.to_ascii_lowercase();
-    ["topk_gating", "topkgating", "topk_softmax", "topk_sigmoid", "moe_fused_gate", "grouped_topk"].iter().any(|word| name.contains(word))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,14 +153,5 @@ mod tests {
         assert_eq!(module("model.layers.2.input_layernorm"), Some((2, Component::Norm)));
         assert_eq!(module("model.layers.2.self_attn.q_proj"), Some((2, Component::Other)));
         assert_eq!((module("model.layers."), module("model.layers.99999"), module("model.norm")), (None, None, None));
-    }
-
-    #[test]
-    fn kernels_are_told_by_name() {
-        assert_eq!(component("void fused_moe_kernel<bf16>(Params)"), Component::Experts);
-        assert_eq!(component("void moe_align_block_size_kernel<bf16>(Params)"), Component::Router);
-        assert_eq!(component("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), Component::Communication);
-        assert_eq!(component("flash_fwd_splitkv_kernel"), Component::Other);
-        assert!(is_choice("void topk_gating_softmax<bf16>(Params)") && !is_choice("moe_align_block_size_kernel"));
     }
 }

@@ -426,7 +426,14 @@ impl Sink {
         // Lines that were exported may say it already, and of the files that they were made of.
         if facts.model.experts_per_token == 0 && !facts.warnings.iter().any(|w| w.code == K_UNKNOWN) {
             let ways: Vec<_> = [Flag::K, Flag::ModelConfig].into_iter().filter(|flag| self.takes.contains(flag)).map(Flag::name).collect();
-            let way = if ways.is_empty() { "the input does not say it".into() } else { format!("import with {}", ways.join(" or ")) };
+            let none = ways.len() > 1 && facts.warnings.iter().any(|w| w.code == "no_routes");
+            let way = if none {
+                "the input has no expert ids to count, and no number of its report needs it".into()
+            } else if ways.is_empty() {
+                "the input does not say it".into()
+            } else {
+                format!("import with {}", ways.join(" or "))
+            };
             facts.warnings.push(Warning::new(K_UNKNOWN, format!("how many experts a token has is not known: {way}")));
         }
         // What is written must be read again.

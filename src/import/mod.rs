@@ -24,6 +24,7 @@ mod jsonl_line;
 mod jsonl_routes;
 mod jsonl_rules;
 mod jsonl_table;
+mod kernel_names;
 mod kineto;
 mod kineto_number;
 mod llamacpp;

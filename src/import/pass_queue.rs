@@ -137,9 +137,12 @@ impl PassQueue {
         self.flush(sink)?;
         if self.not_whole > 0 {
             let message = format!(
-                "{} forward passes are not whole in the trace (a request's last window, rows without routes, prompts cut into several steps): their \
-                 steps have no pass_id and count in no number of `batch`",
-                self.not_whole
+                "{} not whole in the trace (a request's last window, rows without routes, prompts cut into several steps): the steps of such a \
+                 pass have no pass_id and count in no number of `batch`",
+                match self.not_whole {
+                    1 => "1 forward pass is".to_owned(),
+                    n => format!("{n} forward passes are"),
+                }
             );
             sink.warn("passes_not_whole", message);
             if let Some(facts) = sink.facts_mut() {

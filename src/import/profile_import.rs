@@ -5,7 +5,7 @@ use super::profile_passes::{Pass, Passes, Placed, passes};
 use super::recorder::name_of;
 use super::timeline::Timeline;
 use super::{ImportError, Options, Sink, flags};
-use crate::metric::counted_plain;
+use crate::metric::{Unit, counted_plain};
 use crate::trace::manifest::{BATCHED_PASSES, Manifest};
 use crate::trace::{Component, FinishReason, KernelEvent, Module, Phase, RequestEvent, StepEvent, StepRoutes, Steps, Trace, step_routes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,13 +62,14 @@ fn report(found: &Passes, timeline: &Timeline, into: bool, sink: &mut Sink) {
     if found.passes.is_empty() {
         sink.warn(
             "no_step_ranges",
-            "no range names a forward pass: all kernels stand in one step, and steps cannot be told apart (record with \
-                                     engine annotations or NVTX ranges)",
+            "no range names a forward pass: all kernels stand in one step, which counts as a prefill step, and steps cannot be told \
+             apart (record with engine annotations or NVTX ranges)",
         );
     } else if !found.loose.is_empty() {
         let ns = found.loose.iter().filter_map(|k| k.event(timeline)).map(|e| e.end.saturating_sub(e.begin).max(0));
         let us = ns.fold(0i64, i64::saturating_add) / 1000;
-        let where_to = if into { "" } else { "; they stand in a step of their own, the last, which is no pass" };
+        let where_to =
+            if into { "" } else { "; they stand in a step of their own, the last, which is no pass and counts as a prefill step" };
         sink.warn(
             "no_range",
             format!("{} ({us} us) in no pass of the target: (no range){where_to}", counted_plain(found.loose.len(), "kernel")),
@@ -76,18 +77,70 @@ fn report(found: &Passes, timeline: &Timeline, into: bool, sink: &mut Sink) {
     }
     if found.without_layers > 0 && timeline.graphs.is_empty() {
         let message = format!(
-            "in {} of {} passes nothing tells which layer a kernel is of: no module ranges around launches, and not as many choices of experts \
+            "in {} of {} nothing tells which layer a kernel is of: no module ranges around launches, and not as many choices of experts \
              as the model has routed layers (--model-config says which it has)",
             found.without_layers,
-            found.passes.len()
+            counted_plain(found.passes.len(), "pass")
         );
         sink.warn("layers_unknown", message);
     }
+    if let Some(message) = unknown_kernels(found, timeline) {
+        sink.warn(UNKNOWN_KERNELS, message);
+    }
+}
+
+/// Code of the warning that much of the time is of kernels that nothing says the component of.
+const UNKNOWN_KERNELS: &str = "unknown_kernels";
+/// A larger share of them than this is warned of.
+const MOST_UNKNOWN: f64 = 0.2;
+/// Names of them that are told.
+const NAMED: usize = 3;
+/// Characters of a name that are told: C++ ones are longer than a sentence.
+const NAME_CHARS: usize = 60;
+
+/// Of the target's kernels, those whose component neither a range nor their name tells, when they take more than
+/// [`MOST_UNKNOWN`] of the kernels' time: their share, and the names that take the longest.
+fn unknown_kernels(found: &Passes, timeline: &Timeline) -> Option<String> {
+    let all = found.passes.iter().flat_map(|pass| &pass.kernels).chain(&found.loose);
+    let (mut total, mut unknown) = (0u64, BTreeMap::<&str, u64>::new());
+    for kernel in all.filter(|k| k.module == Module::Target && !k.is_graph()) {
+        let Some(event) = kernel.event(timeline) else { continue };
+        let ns = u64::try_from(event.end.saturating_sub(event.begin)).unwrap_or(0);
+        total = total.saturating_add(ns);
+        if kernel.component == Component::Other {
+            let sum = unknown.entry(timeline.name(event.name)).or_default();
+            *sum = sum.saturating_add(ns);
+        }
+    }
+    let share = unknown.values().fold(0u64, |sum, &ns| sum.saturating_add(ns)) as f64 / total.max(1) as f64;
+    if share <= MOST_UNKNOWN {
+        return None;
+    }
+    let mut longest: Vec<(&str, u64)> = unknown.into_iter().collect();
+    longest.sort_by_key(|&(name, ns)| (std::cmp::Reverse(ns), name));
+    let of = |ns: u64| Unit::Share.show(ns as f64 / total.max(1) as f64);
+    let told = |&(name, ns): &(&str, u64)| {
+        let short: String = name.chars().take(NAME_CHARS).collect();
+        let cut = if short.len() < name.len() { "..." } else { "" };
+        format!("{short}{cut} ({})", of(ns))
+    };
+    let names: Vec<String> = longest.iter().take(NAMED).map(told).collect();
+    Some(format!(
+        "{} of the kernels' time is of kernels whose names say no component, and stands in `other`: {}{}; profile with ranges of modules (vLLM: \
+         --enable-layerwise-nvtx-tracing, SGLang: --enable-layerwise-nvtx-marker) to tell what they are for",
+        Unit::Share.show(share),
+        names.join(", "),
+        if longest.len() > NAMED { format!(" and {} more names", longest.len() - NAMED) } else { String::new() }
+    ))
 }
 
 /// Passes that are said to be of several requests.
 fn batched(found: &Passes) -> usize {
     found.passes.iter().filter(|p| p.step.and_then(|s| s.requests).is_some_and(|n| n > 1)).count()
+}
+
+fn were(passes: usize) -> String {
+    format!("{} {}", counted_plain(passes, "pass"), if passes == 1 { "was" } else { "were" })
 }
 
 fn set_device(facts: &mut Manifest, timeline: &Timeline) {
@@ -108,7 +161,7 @@ fn alone(path: &Path, found: Passes, timeline: &Timeline, profiler: &str, sink: 
     sink.warn("no_routes", "a profile has no expert ids: import the engine's routes and add the profile with --into TRACE");
     let batched = batched(&found);
     if batched > 0 {
-        sink.warn(BATCHED_PASSES, format!("{batched} passes were of several requests: their times are the whole batch's"));
+        sink.warn(BATCHED_PASSES, format!("{} of several requests: their times are the whole batch's", were(batched)));
     }
     let request = sink.request_id();
     let mut layers = 0u16;
@@ -186,8 +239,8 @@ fn into(
     }
     if shared.max(batched) > 0 {
         let message = format!(
-            "{} passes were of several requests: a pass's kernels stand with its first request's step, its times are the whole batch's",
-            shared.max(batched)
+            "{} of several requests: a pass's kernels stand with its first request's step, its times are the whole batch's",
+            were(shared.max(batched))
         );
         sink.warn(BATCHED_PASSES, message);
     }
@@ -204,12 +257,13 @@ fn into(
 }
 
 /// Codes of warnings that are about the profile that was added.
-const ABOUT_PROFILES: [&str; 9] = [
+const ABOUT_PROFILES: [&str; 10] = [
     "graphs_only",
     "other_devices",
     "no_step_ranges",
     "no_range",
     "layers_unknown",
+    UNKNOWN_KERNELS,
     BATCHED_PASSES,
     "passes_unmatched",
     "profile_cut",

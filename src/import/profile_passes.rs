@@ -5,6 +5,7 @@
 //! often as the model has routed layers tells them: what routes and what experts run from one choice to the next is of one layer.
 
 use super::annotation::{self, Step};
+use super::kernel_names;
 use super::timeline::{DeviceEvent, NameId, Span, Timeline};
 use crate::trace::{Component, KernelEvent, Module};
 use std::borrow::Cow;
@@ -31,6 +32,11 @@ impl Placed {
     pub fn event<'a>(&self, timeline: &'a Timeline) -> Option<&'a DeviceEvent> {
         let events = if self.whole_graph { &timeline.graphs } else { &timeline.kernels };
         events.get(self.event as usize)
+    }
+
+    /// Whether it stands for a whole graph, of which no kernel's name is known.
+    pub fn is_graph(&self) -> bool {
+        self.whole_graph
     }
 
     /// Begin and number, by which the kernels of a pass are ordered.
@@ -112,8 +118,8 @@ impl Names {
             steps: all().map(annotation::step).collect(),
             modules: all().map(annotation::module).collect(),
             drafts: all().map(|name| matches!(name, "draft" | "draft_extend")).collect(),
-            components: all().map(annotation::component).collect(),
-            choices: all().map(annotation::is_choice).collect(),
+            components: all().map(kernel_names::component).collect(),
+            choices: all().map(kernel_names::is_choice).collect(),
         }
     }
 
@@ -316,7 +322,7 @@ mod tests {
         let want = [
             (Component::Router, Some(1)),
             (Component::Experts, Some(1)),
-            (Component::Other, None),
+            (Component::Mla, None),
             (Component::Router, Some(2)),
             (Component::Experts, Some(2)),
         ];

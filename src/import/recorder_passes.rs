@@ -12,6 +12,7 @@ use super::recorder_pass::{Mode, Pass};
 use super::rows::{self, IdArray, Survey};
 use super::torch::{TorchFile, permuted};
 use super::{ImportError, LayerAxis, Options, Sink};
+use crate::metric::counted_plain;
 use crate::trace::event::UNKNOWN_TOKEN;
 use crate::trace::manifest::WindowCompleteness;
 use crate::trace::{Phase, StepRoutes};
@@ -416,12 +417,17 @@ impl<'a> Passes<'a> {
         }
         self.sink.leave_out("unmatched_rows", self.unmatched_rows, "of ids left out: they are not as many as the pass has tokens");
         if self.joined > 0 {
-            let message =
-                format!("{} requests ran when the recording began, or were lost sight of: their prompts are not in it", self.joined);
+            let message = format!(
+                "{} that ran when the recording began, or were lost sight of: the prompts are not in it",
+                counted_plain(self.joined, "request")
+            );
             self.sink.warn("requests_joined", message);
         }
         if self.doubtful > 0 {
-            let message = format!("{} times positions fitted more than one request: such requests are taken for new ones", self.doubtful);
+            let message = format!(
+                "positions fitted more than one request {}: such requests are taken for new ones",
+                counted_plain(self.doubtful, "time")
+            );
             self.sink.warn("requests_doubtful", message);
         }
         if self.zero_drafts > 0 && self.zero_drafts * 2 > self.windows {

@@ -223,7 +223,9 @@ fn check_drafter(drafter: Option<&DsparkCheckpoint>, options: &Options) -> Resul
     let Some(drafter) = drafter else {
         return match options.draft {
             DraftKind::Dspark => refuse("drafting with dspark needs a drafter's checkpoint; name it with --draft-model".into()),
-            _ if options.min_survival > 0.0 => refuse("only a dspark drafter says how sure it is; leave --draft-confidence out".into()),
+            _ if options.min_survival > 0.0 => {
+                refuse("only windows of a dspark drafter end by confidence; leave --draft-confidence out".into())
+            }
             _ => Ok(()),
         };
     };

@@ -104,7 +104,7 @@ impl Cell {
         let mut options = Options { draft: self.draft, draft_len: usize::from(self.draft_len.max(1)), ..sweep.clone() };
         options.sampling.temperature = self.temperature;
         if self.draft != DraftKind::Dspark {
-            // The other drafters do not say how sure they are.
+            // No other drafter's windows end by confidence.
             options.min_survival = 0.0;
         }
         options

@@ -6,7 +6,7 @@ use super::cost;
 use super::json::pretty;
 use super::text::{TextOptions, header};
 use super::wrap::{paragraph, plain, titled};
-use crate::metric::advice::{Advice, Best, CostSource, GroupAdvice};
+use crate::metric::advice::{Advice, Best, Confidence, CostSource, GroupAdvice};
 use crate::metric::{Interval, Report};
 use serde::Serialize;
 
@@ -46,7 +46,8 @@ pub fn render(report: &Report, options: &TextOptions) -> String {
             let (gamma, noisy) = (report.run.drafter.draft_len, cost::is_noisy(report));
             let measured = advice.cost_source == Some(CostSource::Measured);
             let median = report.cost.as_ref().and_then(|c| c.speedup_median).filter(|_| noisy && measured);
-            let view = View { advice, options, gamma, noisy, undecided: is_undecided(report), median, drafted: cost::drafted(report) };
+            let (ended_by, undecided) = (ended_by(&report.run.drafter.kind), is_undecided(report));
+            let view = View { advice, options, gamma, noisy, undecided, median, drafted: cost::drafted(report), ended_by };
             out.push_str(&view.sentences());
             out.push('\n');
             out.push_str(&view.lengths());
@@ -100,6 +101,19 @@ struct View<'a> {
     median: Option<f64>,
     /// Of how many of the steps it is, where some had no drafts.
     drafted: Option<String>,
+    /// Whether such windows can be recorded.
+    ended_by: &'static str,
+}
+
+/// Which drafters' windows end by confidence in a recording, behind what that would be worth.
+fn ended_by(drafter: &str) -> &'static str {
+    match drafter {
+        "dspark" => " (record --draft-confidence)",
+        "mtp" => {
+            "; by the recorded probabilities of mtp, whose windows cannot be recorded so here: --draft-confidence ends those of dspark alone"
+        }
+        _ => "; by the recorded probabilities, and not to be tried here: --draft-confidence ends windows of dspark alone",
+    }
 }
 
 fn drafts(n: u16) -> String {
@@ -211,17 +225,21 @@ impl View<'_> {
             );
             out.push_str(&self.lines("worth", &text));
         }
-        if let Some(point) = self.best_threshold().filter(|_| !self.undecided) {
-            let whole = a.confidence.iter().flatten().next().is_some_and(|first| first.threshold == point.threshold);
-            let text = if whole {
+        // None that is worse than the advice itself, or than plain decoding.
+        let least = best.speedup.unwrap_or(1.0).max(1.0);
+        let whole = |point: &Confidence| a.confidence.iter().flatten().next().is_some_and(|first| first.threshold == point.threshold);
+        let is_worth_it = |point: &&Confidence| whole(point) || point.speedup.is_some_and(|s| s > least);
+        if let Some(point) = self.best_threshold().filter(|point| !self.undecided && is_worth_it(point)) {
+            let text = if whole(point) {
                 "ending windows early, where the drafter is not sure, does not pay: no threshold beats whole windows".to_owned()
             } else {
                 format!(
-                    "ending windows before drafts below {:.2}: {:.2}{} with {:.2} drafts a step",
+                    "ending windows before drafts below {:.2}: {:.2}{} with {:.2} drafts a step{}",
                     point.threshold,
                     point.speedup.unwrap_or(f64::NAN),
                     range(point.ci95),
-                    point.drafts_mean
+                    point.drafts_mean,
+                    self.ended_by
                 )
             };
             out.push_str(&self.lines("confidence", &text));
@@ -239,7 +257,7 @@ impl View<'_> {
         format!("windows of {} rows, the most frequent ({} of {all})", u32::from(length) + 1, a.steps)
     }
 
-    fn best_threshold(&self) -> Option<&crate::metric::advice::Confidence> {
+    fn best_threshold(&self) -> Option<&Confidence> {
         let known = self.advice.confidence.iter().flatten().filter(|p| p.speedup.is_some());
         known.reduce(|best, next| if next.speedup > best.speedup { next } else { best })
     }
@@ -429,6 +447,27 @@ mod tests {
         assert!(text.contains("do not speculate: the recorded draft length is not faster than plain decoding, by measured"), "{text}");
         assert!(text.contains("other draft lengths would bring is not told by measured times (the fitted time"), "{text}");
         assert!(text.contains("not told: with 3 drafts no request is slower on average, but 3 of 3 intervals reach 1"), "{text}");
+    }
+
+    #[test]
+    fn confidence_is_advised_where_it_helps_and_says_who_can() {
+        let mut report = report();
+        let advice = report.advice.clone().unwrap();
+        let best = advice.by_draft_len.iter().find(|p| Some(p.draft_len) == advice.best_draft_len).unwrap().speedup.unwrap();
+        let mut shown = |drafter: &str, speedup: f64| {
+            let mut points = advice.confidence.clone().unwrap();
+            points.iter_mut().skip(1).for_each(|p| p.speedup = Some(0.5));
+            points[3].speedup = Some(speedup);
+            points[0].speedup = Some(0.4);
+            report.run.drafter.kind = drafter.into();
+            report.advice = Some(Advice { confidence: Some(points), ..advice.clone() });
+            render(&report, &TextOptions { width: 400, ..TextOptions::default() })
+        };
+        let text = shown("mtp", best * 1.5);
+        assert!(text.contains("recorded probabilities of mtp") && text.contains("those of dspark alone"), "{text}");
+        assert!(shown("dspark", best * 1.5).contains("(record --draft-confidence)"));
+        // What is worse than the advice is none.
+        assert!(!shown("mtp", best * 0.99).contains("ending windows before"));
     }
 
     #[test]

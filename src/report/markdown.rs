@@ -1,12 +1,13 @@
 //! The report as Markdown, for issues and job summaries, and one of its tables as CSV.
 
-use super::table::{csv, escape_markdown, markdown};
+use super::table::{Column, csv, escape_markdown, markdown};
 use super::tables;
-use super::words::counted;
+use super::words::{self, counted};
 use crate::metric::report::Report;
+use crate::metric::{METRICS, Metric};
 
-/// The report as Markdown: the run in a line, then every table that has rows.
-pub fn render(report: &Report) -> String {
+/// The report as Markdown: the run in a line, then every table that has rows, then, where asked for, what each number means.
+pub fn render(report: &Report, explain: bool) -> String {
     let (run, totals) = (&report.run, &report.totals);
     let mut out = format!("# {}\n\n", escape_markdown(&run.name));
     let emulated = if run.emulated { ", emulated" } else { "" };
@@ -16,9 +17,9 @@ pub fn render(report: &Report) -> String {
         run.model.name,
         run.drafter.label(),
         run.device.label(),
-        counted(totals.requests, "request"),
+        words::requests(report),
         counted(totals.verify_steps, "verify step"),
-        counted(totals.tokens_emitted, "token")
+        words::tokens(report)
     );
     out.push_str(&escape_markdown(&model));
     out.push_str("\n\n");
@@ -29,7 +30,12 @@ pub fn render(report: &Report) -> String {
         facts.push(format!("**{tokens:.3}** tokens per verify step{interval}"));
     }
     if let Some((all, union)) = report.overall.as_ref().and_then(|o| Some((o, o.stats.union.as_ref()?))) {
-        facts.push(format!("**{:.2}** experts per window of {} rows and layer, p99 {}", union.mean, all.stats.rows, union.p99));
+        facts.push(format!(
+            "**{:.2}** experts per window of {} and layer, p99 {}",
+            union.mean,
+            counted(all.stats.rows.into(), "row"),
+            union.p99
+        ));
         if let Some(wasted) = all.stats.wasted_mean {
             facts.push(format!("**{wasted:.2}** of them wasted on rejected rows"));
         }
@@ -41,6 +47,19 @@ pub fn render(report: &Report) -> String {
     out.push('\n');
     for table in tables::all(report) {
         out.push_str(&format!("## {}\n\n{}", table.title, markdown(&table.columns)));
+    }
+    if explain {
+        let column = |title: &str, of: &dyn Fn(&Metric) -> String| {
+            let cells: Vec<String> = METRICS.iter().map(of).collect();
+            Column::new(title).left().words(title, cells.clone()).cells(cells)
+        };
+        let columns = [
+            column("number", &|m| m.id.to_owned()),
+            column("unit", &|m| m.unit.name().to_owned()),
+            column("meaning", &|m| m.meaning.to_owned()),
+            column("formula", &|m| m.formula.to_owned()),
+        ];
+        out.push_str(&format!("## What each number means\n\n{}", markdown(&columns)));
     }
     out.trim_end().to_owned() + "\n"
 }
@@ -57,7 +76,14 @@ mod tests {
 
     #[test]
     fn markdown_of_every_table() {
-        insta::assert_snapshot!(render(&report()));
+        insta::assert_snapshot!(render(&report(), false));
+    }
+
+    #[test]
+    fn numbers_are_explained_where_asked_for() {
+        let (plain, explained) = (render(&report(), false), render(&report(), true));
+        let table = explained.strip_prefix(plain.trim_end()).unwrap();
+        assert!(METRICS.iter().all(|m| table.contains(&escape_markdown(m.id))), "{table}");
     }
 
     #[test]

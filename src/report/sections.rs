@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(csv("ranks").lines().nth(1).unwrap(), "3,,,,,,,,,0.125");
         let names: Vec<_> = tables::all(&report).iter().map(|t| t.name).collect();
         assert!(names.contains(&"groups") && names.contains(&"ranks"));
-        let text = markdown::render(&report);
+        let text = markdown::render(&report, false);
         assert!(text.contains("| 0 first | 1 | 3 |") && text.contains("12.5 %"), "{text}");
         let page = super::super::html::render(&report).unwrap();
         assert!(page.contains("0 first") && page.contains("12.5 %"));

@@ -100,8 +100,9 @@ fn columns(rows: &[BatchRow<'_>]) -> Vec<Column> {
 pub fn batch(batch: &Batch, options: &TextOptions) -> String {
     let mut out = String::from("\n");
     let head = format!(
-        "{} passes of {} requests and {} rows on average",
+        "{} {} of {} requests and {} rows on average",
         Unit::Count.show(batch.passes as f64),
+        if batch.passes == 1 { "pass" } else { "passes" },
         two(batch.requests_per_pass),
         two(batch.rows_per_pass)
     );

@@ -6,10 +6,12 @@ use super::json::pretty;
 use super::sections;
 use super::table::{self, Column};
 use super::text::TextOptions;
+use super::words;
 use super::wrap::{paragraph, plain};
 use crate::metric::Report;
 use crate::metric::advice::{CostSource, DraftLength};
 use crate::metric::report::{DraftReport, Overall};
+use crate::trace::manifest::requests_unknown;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -115,9 +117,9 @@ const LINES: &[Line] = &[
     ("drafter", |r| Some(plain(&r.run.drafter.label()))),
     ("draft length", |r| r.run.drafter.draft_len.map(|n| n.to_string())),
     ("temperature", |r| r.run.sampling.as_ref().map(|s| s.temperature.to_string())),
-    ("requests", |r| Some(r.totals.requests.to_string())),
+    ("requests", |r| (!requests_unknown(&r.warnings)).then(|| r.totals.requests.to_string())),
     ("verify steps", |r| Some(r.totals.verify_steps.to_string())),
-    ("tokens", |r| Some(r.totals.tokens_emitted.to_string())),
+    ("tokens", |r| words::tokens_known(r).map(|n| n.to_string())),
     ("tokens per step", |r| with_interval(r.acceptance.tokens_per_step, r.acceptance.tokens_per_step_ci95)),
     ("rows", |r| overall(r).map(|o| o.stats.rows.to_string())),
     ("union", |r| {

@@ -175,9 +175,11 @@ impl View<'_> {
 
     fn explanations(&self) -> String {
         let mut out = String::from("\n");
+        // As wide as the longest name, so that the texts begin in one column.
+        let width = METRICS.iter().map(|metric| metric.id.chars().count()).max().unwrap_or(0) + 1;
         for metric in METRICS {
             let text = format!("{} [{}]: {}", metric.meaning, metric.unit.name(), metric.formula);
-            out.push_str(&self.letters(&paragraph(&format!("{:<26}", metric.id), &text, self.options.width)));
+            out.push_str(&self.letters(&paragraph(&format!("{:<width$}", metric.id), &text, self.options.width)));
         }
         let intervals = "95 % intervals are bootstrapped over requests. Those of times and costs hold for drawing other requests on the same \
                          undisturbed machine, not for another run on a machine whose state changes.";

@@ -1,12 +1,29 @@
 //! A run's facts in words, the same in text and on a page.
 
 use crate::metric::Unit;
-use crate::metric::report::RunFacts;
-use crate::trace::manifest::{Verification, WindowCompleteness};
+use crate::metric::report::{Report, RunFacts};
+use crate::trace::manifest::{Verification, WindowCompleteness, requests_unknown};
 
 /// A number of things: `1 step`, `2 steps`.
 pub fn counted(n: u64, what: &str) -> String {
     format!("{} {what}{}", Unit::Count.show(n as f64), if n == 1 { "" } else { "s" })
+}
+
+/// The requests of a report; a trace of whole batches has one that stands for all.
+pub fn requests(report: &Report) -> String {
+    if requests_unknown(&report.warnings) { "unknown requests".to_owned() } else { counted(report.totals.requests, "request") }
+}
+
+/// The emitted tokens. Verify steps of unknown acceptance have a placeholder for theirs, which is no count of tokens.
+pub fn tokens(report: &Report) -> String {
+    tokens_known(report).map_or_else(|| "unknown tokens".to_owned(), |n| counted(n, "token"))
+}
+
+/// The number of emitted tokens, where it is one: not of steps of batches, which stand with one token each.
+pub fn tokens_known(report: &Report) -> Option<u64> {
+    let unknown = requests_unknown(&report.warnings);
+    let unaccepted = report.totals.verify_steps > 0 && report.warnings.iter().any(|w| w.code == "acceptance_unknown");
+    (!unknown && !unaccepted).then_some(report.totals.tokens_emitted)
 }
 
 /// How tokens were chosen; `unknown` where the run does not say.

@@ -356,6 +356,13 @@ pub struct GraphCounts {
 /// Code of the warning that passes were of several requests: their times are not those of one step's rows.
 pub const BATCHED_PASSES: &str = "batched_passes";
 
+/// Whether warnings say that a trace's request stands for rows or passes of several, which nobody told apart. Of a profile alone it does;
+/// one that was added to a trace has that trace's requests.
+pub fn requests_unknown(warnings: &[Warning]) -> bool {
+    let has = |code: &str| warnings.iter().any(|w| w.code == code);
+    has("passes_of_batches") || has("batch_forwards") || (has(BATCHED_PASSES) && has("no_routes"))
+}
+
 /// A note that belongs under every report of the trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {

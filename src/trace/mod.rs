@@ -54,7 +54,7 @@ pub use kernel_table::Kernels;
 pub use manifest::{Manifest, ModelShape};
 pub use output::MANIFEST;
 pub use probe::Probe;
-pub use reader::Trace;
+pub use reader::{Trace, is_lines};
 pub use routes::{RouteBatch, RouteUnit};
 pub use step_table::Steps;
 pub use synth::Synth;

@@ -191,6 +191,33 @@ impl Trace {
     }
 }
 
+/// Bytes of a file by which its kind is told.
+const HEAD: usize = 256;
+
+/// Why what is no directory is no trace, with the way from there to one.
+fn what_it_is(path: &Path) -> &'static str {
+    let mut head = Vec::new();
+    // A pipe would be waited for.
+    let is_file = fs::metadata(path).is_ok_and(|meta| meta.is_file());
+    let read = is_file.then(|| fs::File::open(path)).and_then(Result::ok).map(|file| file.take(HEAD as u64).read_to_end(&mut head));
+    match (read, head.as_slice()) {
+        (Some(Ok(_)), [b'P', b'A', b'R', b'1', ..]) => {
+            "it is a Parquet file, not a directory: give the trace itself; a partial report is for `specprof report`"
+        }
+        (Some(Ok(_)), head) if is_lines(head) => {
+            "it is a file of JSON lines, not a directory: make a trace of it first, by `specprof import jsonl FILE -o DIR`"
+        }
+        _ => "it is not a directory",
+    }
+}
+
+/// Whether a file begins as `specprof export --format jsonl` writes it: with a line that names the format.
+pub fn is_lines(file: &[u8]) -> bool {
+    const FORMAT: &[u8] = b"\"specprof.jsonl/";
+    let head = file.get(..HEAD).unwrap_or(file);
+    head.starts_with(b"{") && head.windows(FORMAT.len()).any(|word| word == FORMAT)
+}
+
 /// Reads and checks the manifest of the trace in `dir`.
 ///
 /// # Errors
@@ -199,7 +226,7 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, TraceError> {
     let path = dir.join(MANIFEST);
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            let reason = if dir.is_dir() { format!("it has no {MANIFEST}") } else { "it is not a directory".into() };
+            let reason = if dir.is_dir() { format!("it has no {MANIFEST}") } else { what_it_is(dir).into() };
             TraceError::NotATrace { path: dir.to_owned(), reason }
         }
         _ if leads_nowhere(&source) => {

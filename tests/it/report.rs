@@ -298,6 +298,39 @@ fn text_names_the_run_and_every_layer() {
 }
 
 #[test]
+fn what_would_do_nothing_is_refused_with_the_way_out() {
+    let (dir, trace) = written();
+    let markdown = |more: &[&str]| {
+        let out = report().arg(&trace).args(["--format", "markdown"]).args(more).assert().success();
+        String::from_utf8(out.get_output().stdout.clone()).unwrap()
+    };
+    let (plain, explained) = (markdown(&[]), markdown(&["--explain"]));
+    assert!(explained.starts_with(plain.trim_end()) && explained.contains("## What each number means"), "{explained}");
+    for format in ["json", "csv", "html"] {
+        report().arg(&trace).args(["--explain", "--format", format]).assert().code(2).stderr(contains("--explain goes with --format text"));
+    }
+    report().arg(&trace).args(["--explain", "--json"]).assert().code(2).stderr(contains("--explain"));
+    report().args([&trace, &trace]).arg("--explain").assert().code(2).stderr(contains("--explain goes with one trace"));
+    for (table, way) in [("groups", "--by GROUP"), ("ranks", "--ep N")] {
+        report().arg(&trace).args(["--format", "csv", "--table", table]).assert().code(2).stderr(contains(way));
+    }
+    // Files of other kinds than the command's, by the way from there to it.
+    let (partial, lines) = (dir.path().join("p.parquet"), dir.path().join("t.jsonl"));
+    report().arg(&trace).arg("--partial").arg("-o").arg(&partial).assert().success();
+    let specprof = |command: &str| {
+        let mut run = assert_cmd::Command::cargo_bin("specprof").unwrap();
+        run.arg(command);
+        run
+    };
+    specprof("export").arg(&trace).args(["--format", "jsonl", "-o"]).arg(&lines).assert().success();
+    for command in ["inspect", "advise"] {
+        specprof(command).arg(&partial).assert().code(2).stderr(contains("a partial report is for `specprof report`"));
+        specprof(command).arg(&lines).assert().code(2).stderr(contains("specprof import jsonl"));
+    }
+    specprof("diff").args([&lines, &trace]).assert().code(2).stderr(contains("specprof import jsonl"));
+}
+
+#[test]
 fn the_same_trace_gives_the_same_report() {
     let (_dir, trace) = written();
     let json = |threads: &str| {

@@ -68,7 +68,9 @@ fn what_does_not_go_together_is_refused_or_said() {
         (&["--workload", "chat", "--prompt", "x"], 2, &["--workload", "--prompt"]),
         (&["--max-new-tokens", "3"], 2, &["--prompts", "--prompt <", "--workload"]),
         (&["--prompt", "x", "--draft", "dspark"], 2, &["--draft-model DIR"]),
-        (&["--prompt", "x", "--draft-confidence", "0.5"], 2, &["--draft-confidence goes with --draft dspark"]),
+        (&["--prompt", "x", "--draft-confidence", "0.5"], 2, &["--draft-confidence goes with --draft dspark", "mtp's recorded", "advise"]),
+        (&["--workload", "chat", "--requests", "2"], 2, &["--requests goes with --prompt-tokens", "leave prompts out"]),
+        (&["--prompt", "x", "--requests", "2"], 2, &["--requests goes with --prompt-tokens"]),
         (&["--prompt", "x", "--draft-confidence", "1.5"], 2, &["--draft-confidence 1.5"]),
         (&["--prompt", "x", "--draft-confidence", "nan"], 2, &["--draft-confidence NaN"]),
         (&["--prompt", "x", "--draft-model", "somewhere"], 2, &["--draft-model goes with --draft dspark"]),
@@ -91,4 +93,13 @@ fn what_does_not_go_together_is_refused_or_said() {
     let stderr = String::from_utf8(out.stderr).unwrap();
     assert!(out.status.success() && stderr.contains("--draft-len has no effect with --draft none"), "{stderr}");
     assert!(stderr.contains("recorded 1 request in 2 steps (0 verify, 1 decode), 2 tokens"), "{stderr}");
+}
+
+#[test]
+fn a_self_check_that_passes_says_so() {
+    let parent = tempfile::tempdir().unwrap();
+    let args = ["record", "--model", "demo", "--prompt", "x", "--max-new-tokens", "3", "--self-check", "--out"];
+    let out = Command::cargo_bin("specprof").unwrap().args(args).arg(parent.path().join("t")).output().unwrap();
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.success() && stderr.contains("--self-check: passed, the tokens are those"), "{stderr}");
 }

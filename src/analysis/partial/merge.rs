@@ -1,7 +1,7 @@
 //! Partials of several traces put together into one, as if one trace held all their requests.
 
 use super::operations::{Operation, Operations};
-use super::{Partial, pass_entries};
+use super::{Partial, pass_entries, repeats};
 use crate::analysis::AnalysisError;
 use crate::analysis::batch::{self, PassUnions};
 use crate::analysis::pass::PassCounts;
@@ -11,7 +11,7 @@ use crate::trace::Manifest;
 use crate::trace::manifest::{Instrumentation, Warning, word};
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Most partials of one report.
 const MOST: usize = 1024;
@@ -327,7 +327,7 @@ fn manifest_of(parts: &[Partial], keep: bool) -> Manifest {
     let manifests = || parts.iter().map(|part| &part.manifest);
     // Ordered by fingerprint: the same whatever the order of the arguments.
     let mut whole = parts[0].manifest.clone();
-    let mut unknown = vec!["token_hash"];
+    let mut unknown: Vec<&str> = Vec::new();
     whole.token_hash = None;
     whole.started_unix_ns = manifests().map(|m| m.started_unix_ns).min().unwrap_or_default();
     whole.ended_unix_ns = manifests().map(|m| m.ended_unix_ns).try_fold(i64::MIN, |last, ended| Some(last.max(ended?)));
@@ -360,19 +360,50 @@ fn manifest_of(parts: &[Partial], keep: bool) -> Manifest {
     }
     let mut warmups = manifests().map(|m| m.instrumentation.warmup_requests);
     whole.instrumentation.warmup_requests = warmups.try_fold(0u32, |sum, n| Some(sum.saturating_add(n?)));
-    let mut warnings: Vec<&Warning> = manifests().flat_map(|m| &m.warnings).collect();
-    warnings.sort_by_key(|w| (&w.code, &w.message));
-    warnings.dedup();
-    // A single list in all of them keeps its order.
-    if manifests().any(|m| m.warnings != whole.warnings) {
-        whole.warnings = warnings.into_iter().cloned().collect();
+    whole.warnings = warnings_of(parts);
+    let mut message = format!("put together from {} partial reports, of which nobody hashed all tokens together", parts.len());
+    if !unknown.is_empty() {
+        message.push_str(&format!("; their runs differ in {}: unknown of the whole", unknown.join(", ")));
     }
-    let message =
-        format!("put together from {} partial reports, whose runs differ in, or together have no, {}", parts.len(), unknown.join(", "));
     // Only where requests had the same numbers are they numbered anew, and resampled in another order than in one trace.
     let renumbered = "; requests are numbered anew, by their old numbers and the files' fingerprints, so that intervals may differ a little \
                       from those of one trace that holds them all";
     let message = if keep { message } else { message + renumbered };
     whole.warnings.push(Warning::new("merged_partials", message));
+    whole.warnings.extend(repeats::warning(parts));
     whole
+}
+
+/// The notes of all. What every part says word for word, without a number in it, is said once. A number is one part's own, and the same one
+/// in two of them is two: such notes stand by the names of their parts, the first few of a code, and how many more there are.
+fn warnings_of(parts: &[Partial]) -> Vec<Warning> {
+    let first = &parts[0].manifest.warnings;
+    let counts = |w: &Warning| w.message.contains(|c: char| c.is_ascii_digit());
+    // A single list in all of them keeps its order.
+    if parts.iter().all(|part| part.manifest.warnings == *first) && !first.iter().any(counts) {
+        return first.clone();
+    }
+    let mut by_code: BTreeMap<&str, Vec<(&str, &Warning)>> = BTreeMap::new();
+    for part in parts {
+        for warning in &part.manifest.warnings {
+            by_code.entry(&warning.code).or_default().push((&part.name, warning));
+        }
+    }
+    let mut all = Vec::new();
+    for mut of_code in by_code.into_values() {
+        of_code.sort_by_key(|(name, w)| (*name, &w.message));
+        let everywhere = |w: &Warning| parts.iter().all(|part| part.manifest.warnings.contains(w));
+        let (once, own): (Vec<_>, Vec<_>) = of_code.into_iter().partition(|(_, w)| !counts(w) && everywhere(w));
+        let mut once: Vec<Warning> = once.into_iter().map(|(_, w)| w.clone()).collect();
+        once.dedup();
+        all.extend(once);
+        let more = own.len().saturating_sub(SHOWN);
+        let shown = own.iter().take(SHOWN).map(|(name, w)| Warning::new(&w.code, format!("{name}: {}", w.message)));
+        let before = all.len();
+        all.extend(shown);
+        if let Some(last) = all.get_mut(before..).and_then(|own| own.last_mut()).filter(|_| more > 0) {
+            last.message.push_str(&format!(" (and {more} more such notes of other partial reports, with numbers of their own)"));
+        }
+    }
+    all
 }

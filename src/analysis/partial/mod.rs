@@ -11,6 +11,7 @@ mod merge;
 mod operations;
 mod pass_entries;
 mod read;
+mod repeats;
 #[cfg(test)]
 mod tests;
 mod tree_entries;

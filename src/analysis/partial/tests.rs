@@ -8,10 +8,11 @@ use crate::analysis::tests::memory::{Memory, OPTIONS};
 use crate::analysis::tests::{naive, shapes};
 use crate::analysis::{AnalysisError, GroupBy, Wanted};
 use crate::metric::report::{Report, RequestIdentity};
-use crate::trace::manifest::IdSpace;
+use crate::trace::manifest::{IdSpace, Warning};
 use crate::trace::partial_file::{Entry, EntryKind, PartialFile, encode};
 use crate::trace::{FinishReason, Kernels, Phase, RequestEvent};
 use proptest::prelude::*;
+use sha2::Digest;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -246,6 +247,77 @@ fn requests_of_one_number_are_different_requests() {
     assert_eq!(tokens, [1.5, 2.0]);
     assert!(found.warnings.iter().any(|w| w.code == "merged_partials" && w.message.contains("2 partial reports")));
     assert_eq!(found.run.name, "memory, memory");
+}
+
+/// A trace whose requests `ids` each emit ten tokens or more, begun at a time of its own.
+fn run_of(ids: &[u32], started: i64) -> Memory {
+    let mut trace = Memory::new(&[1], 6, 2);
+    for &id in ids {
+        (0..8).for_each(|_| trace.verify(id, 1, &[vec![vec![0, 1], vec![0, 2]]]));
+    }
+    trace.manifest.started_unix_ns = started;
+    trace
+}
+
+#[test]
+fn requests_that_repeat_are_counted_and_their_files_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, ids: &[u32], started| partial(dir.path(), name, &run_of(ids, started)).unwrap();
+    let warnings = |parts: Vec<Partial>| merge(parts).unwrap().manifest.warnings;
+    let told = |warnings: &[Warning]| warnings.iter().find(|w| w.code == "repeated_requests").map(|w| w.message.clone());
+    // Prompts are unknown here, and the fingerprints of tokens and windows are those of the ids.
+    let message = told(&warnings(vec![of("a", &[0, 1, 2], 1), of("b", &[1, 2, 3], 2), of("c", &[7], 3)])).unwrap();
+    assert!(message.starts_with("2 of 7 requests repeat others") && message.contains("too narrow"), "{message}");
+    let named = |name: &str| message.contains(&dir.path().join(name).display().to_string());
+    assert!(named("a") && named("b") && !named("c"), "{message}");
+    assert_eq!(told(&warnings(vec![of("a", &[0, 1], 1), of("b", &[2, 3], 2)])), None);
+    // Few tokens are the same by chance, and placeholders of unknown ones always.
+    let mut few = run_of(&[], 1);
+    few.verify(0, 1, &[vec![vec![0, 1], vec![0, 2]]]);
+    let mut other = few.clone();
+    other.manifest.started_unix_ns = 2;
+    let parts = |a: &Memory, b: &Memory| vec![partial(dir.path(), "a", a).unwrap(), partial(dir.path(), "b", b).unwrap()];
+    assert_eq!(told(&warnings(parts(&few, &other))), None);
+    let mut unknown = parts(&run_of(&[0], 1), &run_of(&[0], 2));
+    let hidden = |tokens: &[u32]| {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let hash: [u8; 32] = sha2::Sha256::digest(bytes).into();
+        hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    let emitted: usize = unknown[0].steps.iter().map(|s| s.emitted as usize).sum();
+    for part in &mut unknown {
+        part.identities.get_mut(&0).unwrap().output = hidden(&vec![crate::trace::event::UNKNOWN_TOKEN; emitted]);
+    }
+    assert_eq!(told(&warnings(unknown.clone())), None);
+    unknown.iter_mut().for_each(|part| part.identities.get_mut(&0).unwrap().output = hidden(&vec![5; emitted]));
+    assert!(told(&warnings(unknown)).is_some());
+}
+
+#[test]
+fn notes_with_numbers_stand_by_the_names_of_their_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, id: u32, notes: &[(&str, &str)]| {
+        let mut trace = run_of(&[id], i64::from(id));
+        trace.manifest.warnings = notes.iter().map(|(code, message)| Warning::new(code, *message)).collect();
+        let mut part = partial(dir.path(), name, &trace).unwrap();
+        part.name = name.to_owned();
+        part
+    };
+    let (same, counted) = (("no_times", "there are no times"), ("not_whole", "1 pass is not whole"));
+    let parts = vec![of("a", 1, &[same, counted]), of("b", 2, &[same, counted]), of("c", 3, &[same, ("own", "only this one")])];
+    let found = merge(parts).unwrap().manifest.warnings;
+    let texts: Vec<_> = found.iter().filter(|w| w.code != "merged_partials").map(|w| (w.code.as_str(), w.message.as_str())).collect();
+    let want = [same, ("not_whole", "a: 1 pass is not whole"), ("not_whole", "b: 1 pass is not whole"), ("own", "c: only this one")];
+    assert_eq!(texts, want);
+    // Nothing is said to differ that is the same.
+    let merged = found.iter().find(|w| w.code == "merged_partials").unwrap();
+    assert!(!merged.message.contains("differ in") && !merged.message.contains("token_hash"), "{}", merged.message);
+    // Many parts do not make as many notes.
+    let many: Vec<Partial> = (0..9).map(|n| of(&n.to_string(), n, &[counted])).collect();
+    let found = merge(many).unwrap().manifest.warnings;
+    let notes: Vec<_> = found.iter().filter(|w| w.code == "not_whole").collect();
+    assert_eq!(notes.len(), 3);
+    assert!(notes[2].message.starts_with("2: 1 pass") && notes[2].message.contains("6 more such notes"), "{notes:?}");
 }
 
 #[test]

@@ -31,12 +31,12 @@ impl View<'_> {
         let drafting = format!("{}, {gamma} {draft_len}, {sampling}, {verification} verification, {windows}", run.drafter.label());
         let workload = format!(
             "{}, {} ({} prefill, {} decode, {} verify), {}",
-            counted(t.requests, "request"),
+            words::requests(self.report),
             counted(t.steps, "step"),
             count(t.prefill_steps),
             count(t.decode_steps),
             count(t.verify_steps),
-            counted(t.tokens_emitted, "token")
+            words::tokens(self.report)
         );
         let units = run.device.units.map_or_else(String::new, |n| {
             format!(", {}", counted(n.into(), if run.device.kind == "cpu" { "thread" } else { "multiprocessor" }))

@@ -15,10 +15,10 @@ impl View<'_> {
         let stats = &overall.stats;
         let Some(union) = &stats.union else { return String::new() };
         let mut text = format!(
-            "{:.2} experts{} over {} rows, p99 {}{}",
+            "{:.2} experts{} over {}, p99 {}{}",
             union.mean,
             range_of(union.ci95),
-            stats.rows,
+            counted(stats.rows.into(), "row"),
             union.p99,
             of_uniform(stats).map_or_else(String::new, |(share, n)| format!(", {share} of uniform ({n:.2})"))
         );
@@ -47,9 +47,9 @@ impl View<'_> {
             out.push_str(&self.lines(
                 "",
                 &format!(
-                    "also {} of {} rows: union {}",
+                    "also {} of {}: union {}",
                     counted(self.windows_of(other.rows), "window"),
-                    other.rows,
+                    counted(other.rows.into(), "row"),
                     Unit::Experts.show_option(mean)
                 ),
             ));

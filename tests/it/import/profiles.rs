@@ -72,6 +72,71 @@ fn a_profile_alone_is_told_and_exported_like_any_trace() {
     }
 }
 
+/// A Kineto trace of one decode pass with these kernels, `(name, µs)`, as a replayed graph has them.
+fn decode_pass(path: &Path, kernels: &[(&str, u32)]) {
+    let launch = r#"{"ph":"X","cat":"cuda_runtime","name":"cudaGraphLaunch","pid":1,"tid":1,"ts":10,"dur":2,"args":{"correlation":7}}"#;
+    let step = r#"{"ph":"X","cat":"user_annotation","name":"execute_context_0(0)_generation_4(4)","pid":1,"tid":1,"ts":1,"dur":90}"#;
+    let mut events = vec![step.to_owned(), launch.to_owned()];
+    let mut at = 20;
+    for (name, us) in kernels {
+        events.push(
+            serde_json::json!({"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 3, "ts": at, "dur": us,
+                               "args": {"device": 0, "stream": 3, "correlation": 7}})
+            .to_string(),
+        );
+        at += us + 1;
+    }
+    std::fs::write(path, format!(r#"{{"traceEvents":[{}]}}"#, events.join(","))).unwrap();
+}
+
+#[test]
+fn kernels_that_nothing_tells_are_named_with_their_share() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("profile.json");
+    let known = [
+        ("_topk_forward", 3),
+        ("_combined_routing_compute", 3),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_8x64x64x1_swiglu", 40),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_8x64x64x1", 30),
+        ("_finalize_matmul_scatter_bf16", 2),
+        ("void vllm::rotary_embedding_kernel<float>(long*)", 1),
+        ("kernel_unified_attention_3d", 3),
+    ];
+    let import_of = |more: &[(&str, u32)]| {
+        decode_pass(&path, &[&known[..], more].concat());
+        import(&["kineto", text(&path)])
+    };
+    let t = import_of(&[("some_gemm", 18)]);
+    let mut us: BTreeMap<Component, i64> = BTreeMap::new();
+    kernels(&t).iter().for_each(|(_, k)| *us.entry(k.component).or_default() += (k.end_ns - k.begin_ns) / 1000);
+    let want = [(Component::Mla, 4), (Component::Router, 6), (Component::Experts, 72), (Component::Other, 18)];
+    assert_eq!(us, want.into_iter().collect());
+    assert!(t.manifest().warnings.iter().all(|w| w.code != "unknown_kernels"));
+    let long = "x".repeat(500);
+    let t = import_of(&[("some_gemm", 18), ("other_gemm", 20), ("third", 2), (&long, 8)]);
+    let told = t.warning("unknown_kernels");
+    assert!(told.starts_with("36.9 % of the kernels' time"), "{told}");
+    assert!(told.contains("other_gemm (15.4 %), some_gemm (13.8 %), xxx") && told.contains("and 1 more names"), "{told}");
+    assert!(told.contains("layerwise-nvtx") && told.len() < 400, "{told}");
+    // Four requests are in the pass, and none of them is known.
+    assert!(t.warning("batched_passes").starts_with("1 pass was of several requests"));
+    let stderr = specprof().args(["import", "kineto", text(&path), "-o", text(&dir.path().join("again"))]).assert().success();
+    let stderr = String::from_utf8(stderr.get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("imported rows of unknown requests in 1 step"), "{stderr}");
+    let shown = specprof().arg("report").arg(&t.path).assert().success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    assert!(shown.contains("workload    unknown requests, 1 step (0 prefill, 1 decode, 0 verify), unknown tokens"), "{shown}");
+}
+
+#[test]
+fn tokens_of_unknown_acceptance_are_no_count() {
+    let t = import(&["kineto", text(&data("kineto/synthetic_cuda_graph_steps.json"))]);
+    let shown = specprof().arg("report").arg(&t.path).assert().success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    assert!(shown.contains("2 verify), unknown tokens"), "{shown}");
+    assert!(t.warning("no_range").contains("counts as a prefill step"));
+}
+
 #[test]
 fn every_form_of_an_nsys_export_gives_the_same() {
     let want = by_step(&import(&[text(&data("nsys/synthetic_node_mode_nvtx.sqlite"))]));
