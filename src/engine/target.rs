@@ -1,7 +1,6 @@
 //! What speculation asks of the two sides of a model, wherever they run.
 
 use super::drafter::Drafts;
-use super::dspark::{Corrected, Dspark, DsparkConfig};
 use super::laps::Laps;
 use super::mtp::Mtp;
 use super::routing_plan::RoutingPlan;
@@ -12,7 +11,6 @@ use super::verify::Verdict;
 use super::{EngineError, ModelConfig, ModelWeights, mtp};
 use crate::trace::{Component, Module};
 use std::borrow::Cow;
-use std::ops::Range;
 
 /// One timeline of a target model.
 pub trait Target {
@@ -171,41 +169,6 @@ pub trait DraftModule {
     ) -> Result<Forward<'_>, EngineError>;
 }
 
-/// One timeline of a block drafter.
-pub trait BlockModule {
-    /// Its shape and rules.
-    fn config(&self) -> &DsparkConfig;
-
-    /// Tokens in its context.
-    fn len(&self) -> usize;
-
-    /// Whether there are none.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Keeps the first `len` tokens.
-    fn truncate(&mut self, len: usize);
-
-    /// Appends tokens to the context, as [`Dspark::inject`].
-    ///
-    /// # Errors
-    /// As there.
-    fn inject(&mut self, taps: &[f32], tap: &mut dyn ForwardTap) -> Result<(), EngineError>;
-
-    /// Runs a block after the context and keeps its rows for [`BlockModule::correct`], as [`Dspark::block`].
-    ///
-    /// # Errors
-    /// As there.
-    fn block(&mut self, anchor: u32, rows: Range<usize>, tap: &mut dyn ForwardTap) -> Result<(), EngineError>;
-
-    /// The logits of a draft of the last block, as [`Dspark::correct`].
-    ///
-    /// # Errors
-    /// As there.
-    fn correct(&mut self, draft: usize, logits_row: usize, previous: u32, tap: &mut dyn ForwardTap) -> Result<Corrected<'_>, EngineError>;
-}
-
 impl Target for Session<'_> {
     fn reset(&mut self) -> Result<(), EngineError> {
         Session::clear(self);
@@ -263,36 +226,5 @@ impl DraftModule for Mtp<'_> {
         tap: &mut dyn ForwardTap,
     ) -> Result<Forward<'_>, EngineError> {
         mtp::Mtp::extend(self, next_tokens, hidden, logits, tap)
-    }
-}
-
-impl BlockModule for Dspark<'_> {
-    fn config(&self) -> &DsparkConfig {
-        Dspark::config(self)
-    }
-
-    fn len(&self) -> usize {
-        Dspark::len(self)
-    }
-
-    fn truncate(&mut self, len: usize) {
-        Dspark::truncate(self, len);
-    }
-
-    fn inject(&mut self, taps: &[f32], tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
-        Dspark::inject(self, taps, tap)?;
-        Ok(())
-    }
-
-    fn block(&mut self, anchor: u32, rows: Range<usize>, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
-        Dspark::block(self, anchor, rows, tap)?;
-        Ok(())
-    }
-
-    fn correct(&mut self, draft: usize, logits_row: usize, previous: u32, tap: &mut dyn ForwardTap) -> Result<Corrected<'_>, EngineError> {
-        let mut laps = Laps::start(tap, Module::Draft, None);
-        let corrected = Dspark::correct(self, draft, logits_row, previous);
-        laps.lap(Component::Head);
-        corrected
     }
 }

@@ -43,7 +43,7 @@ impl Parties<'_, '_> {
         drafts.tokens = judged.drafts;
         self.drafter.fetch(drafts, tap)?;
         let new_tokens = new_tokens(drafts, judged.verdict);
-        let observing_ns = observe(self.drafter, &new_tokens, &[], (tap, self.config.hidden), self.clock)?;
+        let observing_ns = observe(self.drafter, &new_tokens, (&[], &[]), self.clock)?;
         Ok(Window { verdict: judged.verdict, new_tokens, forwarded_ns, observing_ns })
     }
 
@@ -57,23 +57,18 @@ impl Parties<'_, '_> {
         let forwarded_ns = self.clock.now_ns();
         let verdict = tap.time(Module::Target, Component::Sampling, || by_rule(drafts, pass.logits, vocab, sampler));
         let (kept, new_tokens) = (verdict.accepted + 1, new_tokens(drafts, verdict));
-        let observing_ns = observe(self.drafter, &new_tokens, &pass.hidden[..kept * width], (tap, width), self.clock)?;
+        let tapped = &tap.tapped_rows()[..kept * self.drafter.tapped_layers().len() * width];
+        let observing_ns = observe(self.drafter, &new_tokens, (&pass.hidden[..kept * width], tapped), self.clock)?;
         self.session.commit(kept, tap)?;
         Ok(Window { verdict, new_tokens, forwarded_ns, observing_ns })
     }
 }
 
-/// Tells the drafter of the rows that were kept, whose hidden size is `width`; gives the time that it took.
-fn observe(
-    drafter: &mut dyn Drafter,
-    new_tokens: &[u32],
-    hidden: &[f32],
-    (tap, width): (&RouteTap, usize),
-    clock: Clock,
-) -> Result<i64, EngineError> {
+/// Tells the drafter of the rows that were kept, by their hidden rows and those of the tapped layers, where these are on the host; gives the
+/// time that it took.
+fn observe(drafter: &mut dyn Drafter, new_tokens: &[u32], (hidden, tapped): (&[f32], &[f32]), clock: Clock) -> Result<i64, EngineError> {
     let begin = clock.now_ns();
-    let tapped = new_tokens.len() * drafter.tapped_layers().len() * width;
-    drafter.observe_taps(&tap.tapped_rows()[..tapped])?;
+    drafter.observe_taps(tapped)?;
     drafter.observe(new_tokens, hidden)?;
     Ok(clock.now_ns() - begin)
 }

@@ -2,8 +2,10 @@
 
 use super::nvml::Nvml;
 use super::{Plan, RecordError};
-use crate::engine::cuda::{CudaDspark, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti};
-use crate::engine::drafter::{DraftKind, Drafter, DsparkDrafter, NgramDrafter, NoDrafter};
+use crate::engine::cuda::{
+    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti,
+};
+use crate::engine::drafter::{DraftKind, Drafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
 use crate::trace::manifest::{DeviceInfo, GraphCounts, ProfilerFacts, Warning};
@@ -73,17 +75,17 @@ impl<'p> Backend<'p> {
         }
         let cupti = if kernels { plan.options.cupti } else { CuptiUse::Never };
         let (device, no_cupti) = open_device(cupti)?;
-        let drafts = draft == DraftKind::Mtp;
+        let drafted = matches!(draft, DraftKind::Mtp | DraftKind::Dspark);
         let tokens = longest(plan);
         let sampling = plan.options.sampling;
-        let mut memory = MemoryPlan::new(config, weights, tokens, drafts)?.choosing(config, sampling, drafts);
+        let mut memory = MemoryPlan::new(config, weights, tokens, draft == DraftKind::Mtp)?.choosing(config, sampling, drafted);
         if let Some(drafter) = plan.drafter {
             memory = memory.with_drafter(drafter)?;
         }
         memory.check(device.free_bytes()?)?;
         let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
         let taps: Vec<TapPoint> = plan.drafter.iter().flat_map(|d| &d.config.taps).map(|layer| TapPoint::Layer(*layer)).collect();
-        let mut target = CudaSession::new(&device, config, &loaded, tokens, &taps)?.choosing(sampling, drafts)?;
+        let mut target = CudaSession::new(&device, config, &loaded, tokens, &taps)?.choosing(sampling, drafted)?;
         target.route_by(plan.routing_plan()?);
         let drafter: Box<dyn Drafter> = match draft {
             DraftKind::Mtp => {
@@ -93,7 +95,7 @@ impl<'p> Backend<'p> {
             DraftKind::Dspark => {
                 let checkpoint = plan.drafter.ok_or_else(no_mtp)?;
                 let module = CudaDspark::new(&device, checkpoint, &loaded, tokens)?;
-                Box::new(DsparkDrafter::new(Box::new(module), plan.options.min_survival))
+                Box::new(CudaDsparkDrafter::new(module, &target, sampling, plan.options.min_survival)?)
             }
             DraftKind::Ngram => Box::new(NgramDrafter),
             DraftKind::None => Box::new(NoDrafter),

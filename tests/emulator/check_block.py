@@ -1,4 +1,4 @@
-"""A block drafter's attention: heads normed and rotated, keys into the cache, attention over context and block; a layer's output."""
+"""A block drafter's attention: heads normed and rotated, keys into the cache, attention over context and block; sums of rows; confidences."""
 
 import numpy as np
 
@@ -105,14 +105,39 @@ def check_blocks(device, rng):
     equal("damage of a head that is no number", device.damaged(), 9)
 
 
-def check_layer_output(device, rng):
-    for count in (1, 255, 256, 2560 * 4):
-        r, b = (rng.standard_normal(count).astype(np.float32) for _ in range(2))
-        at, branch, out = device.put(r), device.put(b), device.put(np.full(count, np.nan, np.float32))
-        device.launch("layer_output", ceil(count, 256), 256, [at, branch, np.int32(count), out])
-        equal(f"a layer's output of {count} numbers", device.get(out, count), r + b)
-        equal(f"residual of {count} numbers", device.get(at, count), r)
-        device.free(at, branch, out)
+def check_add_rows(device, rng):
+    for rows, width, stride in ((1, 1, 1), (3, 255, 255), (16, 256, 1280), (2, 2560, 7680)):
+        a, b = (rng.standard_normal((rows, width)).astype(np.float32) for _ in range(2))
+        at, other, out = device.put(a), device.put(b), device.put(np.full((rows, stride), -7, np.float32))
+        device.launch("add_rows", (ceil(width, 256), rows), 256, [at, other, np.int32(width), out, np.int32(stride)])
+        got = device.get(out, (rows, stride))
+        equal(f"{rows} sums of {width} numbers", got[:, :width], a + b)
+        equal(f"what is between rows of {stride}", got[:, width:], np.full((rows, stride - width), -7, np.float32))
+        equal(f"the {rows} rows themselves", device.get(at, (rows, width)), a)
+        device.launch("add_rows", (ceil(width, 256), rows), 256, [at, other, np.int32(width), at, np.int32(width)])
+        equal(f"{rows} rows of {width} in their place", device.get(at, (rows, width)), a + b)
+        device.free(at, other, out)
 
 
-CHECKS = [check_blocks, check_layer_output]
+def check_confidence(device, rng):
+    for drafts, width, rank in ((1, 64, 0), (4, 64, 16), (8, 2560, 256), (15, 100, 3)):
+        rows, embedded, proj = (rng.standard_normal(s).astype(np.float32) for s in ((drafts, width), (drafts, max(rank, 1)), width + rank))
+        want, size = rows.astype(np.float64) @ proj[:width] + 0.25, np.abs(rows.astype(np.float64)) @ np.abs(proj[:width]) + 0.25
+        if rank:
+            want += embedded.astype(np.float64) @ proj[width:]
+            size += np.abs(embedded.astype(np.float64)) @ np.abs(proj[width:])
+        at, tokens, weights = device.put(rows), device.put(embedded), device.put(proj)
+
+        def run():
+            out = device.put(np.full(drafts, np.nan, np.float32))
+            device.launch("confidence", drafts, 128, [at, np.int32(width), tokens, np.int32(rank), weights, np.float32(0.25), out], 16)
+            got = device.get(out, drafts)
+            device.free(out)
+            return [got]
+
+        what = f"confidence of {drafts} drafts, {width} and {rank} numbers"
+        close(what, in_every_order(device, what, run)[0], want, size, 1e-6)
+        device.free(at, tokens, weights)
+
+
+CHECKS = [check_blocks, check_add_rows, check_confidence]

@@ -4,6 +4,7 @@
 
 use super::device::Device;
 use super::launch::Launch;
+use super::moved::Moved;
 use super::ops::Damage;
 use crate::engine::EngineError;
 
@@ -61,4 +62,19 @@ pub(super) fn block_attend(
     launch.arg(parts).arg(stats).run()?;
     let launch = Launch::new(d, "block_merge", [s.heads, s.rows, 1], 64).arg(parts).arg(stats).arg(s.base).arg(causal);
     launch.int(s.dim).int(splits).arg(merged).run()
+}
+
+/// How sure the drafter is of each of `drafts` drafts before the sigmoid, by its row of `width` numbers and the `rank` numbers of the token
+/// before it.
+pub(super) fn confidence(
+    d: &Device,
+    drafts: usize,
+    (rows, width): (u64, usize),
+    (embedded, rank): (u64, usize),
+    (proj, bias): (u64, f32),
+    out: u64,
+) -> Done {
+    let moved = Moved::bytes((drafts + 1) * (width + rank) * 4);
+    let launch = Launch::new(d, "confidence", [drafts, 1, 1], 128).shared(16).moves(moved).arg(rows).int(width).arg(embedded).int(rank);
+    launch.arg(proj).arg(bias).arg(out).run()
 }

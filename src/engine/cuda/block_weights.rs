@@ -10,7 +10,7 @@ use crate::engine::EngineError;
 use crate::engine::dspark::{DsparkConfig, DsparkLayer, DsparkWeights};
 use std::rc::Rc;
 
-/// All weights of a drafter on a device; the confidence head, a few thousand numbers, stays on the host.
+/// All weights of a drafter on a device.
 #[derive(Debug)]
 pub(super) struct DeviceDspark {
     pub taps: DeviceMatrix,
@@ -19,6 +19,8 @@ pub(super) struct DeviceDspark {
     pub final_norm: Buffer,
     /// A token's embedding, and what it says of the next token.
     pub markov: Option<(DeviceMatrix, DeviceMatrix)>,
+    /// The confidence head's weights, `[H + rank]` or `[H]`, and its bias.
+    pub confidence: Option<(Buffer, f32)>,
     /// Half turns a position, `[head_dim / 2]` doubles (`kernels/sp_rope.cuh`).
     pub turns: Buffer,
 }
@@ -50,6 +52,7 @@ impl DeviceDspark {
             layers: layers.collect::<Result<_, _>>()?,
             final_norm: device.upload(&w.final_norm)?,
             markov: w.markov.as_ref().map(|m| Ok((one("markov_w1", &m.of)?, one("markov_w2", &m.next)?))).transpose()?,
+            confidence: w.confidence.as_ref().map(|head| Ok::<_, EngineError>((device.upload(&head.proj)?, head.bias))).transpose()?,
             turns: device.upload(&half_turns(config.head_dim, config.rope_theta))?,
         })
     }
@@ -92,6 +95,7 @@ pub(super) fn planned(config: &DsparkConfig, w: &DsparkWeights, tokens: usize) -
     if let Some(m) = &w.markov {
         weights += bytes(&[&m.of, &m.next])?;
     }
+    weights += w.confidence.as_ref().map_or(0, |head| head.proj.len() * 4);
     for l in &w.layers {
         let (a, m) = (&l.attention, &l.mlp);
         weights += bytes(&[&a.q, &a.k, &a.v, &a.out, &m.gate, &m.up, &m.down])?;
@@ -108,7 +112,7 @@ pub(super) fn block_floats(config: &DsparkConfig, room: usize) -> [usize; 14] {
     let splits = rows * config.heads * room.div_ceil(SPLIT);
     let row = rows * config.hidden;
     [
-        row * config.taps.len(),
+        2 * row * config.taps.len(),
         row,
         row,
         row,
@@ -120,7 +124,7 @@ pub(super) fn block_floats(config: &DsparkConfig, room: usize) -> [usize; 14] {
         rows * config.query_width(),
         rows * config.inter,
         rows * config.vocab,
-        config.markov_rank.max(1),
+        rows * config.markov_rank.max(1),
         config.vocab,
     ]
 }

@@ -3,7 +3,6 @@
 //! waits between a step's first launch and the verdict.
 
 use super::buffer::Buffer;
-use super::choice_ops;
 use super::drafted::{self, ChainInputs, Drafted};
 use super::mtp::{CudaMtp, Link, Work};
 use super::pinned::Pinned;
@@ -119,15 +118,9 @@ impl<'m> CudaMtpDrafter<'m> {
             };
             mtp.link(Link { tokens, hidden, rows, span: inputs.span(draft), splits: shape.splits, ring: draft, wanted: 1 })?;
             d.label(None, Component::Sampling);
-            let (logits, token, prob) = (ws.logits.at(0), inputs.window(draft + 1), if shape.probs { ws.prob(draft) } else { 0 });
+            let prob = if shape.probs { ws.prob(draft) } else { 0 };
             let damage = ws.damage(Site { layer: c.layers, part: Part::Logits });
-            if self.sampling.is_greedy() {
-                choice_ops::argmax(d, logits, (1, c.vocab), token, prob, damage)?;
-            } else {
-                let dist = inputs.dist(draft, c.vocab);
-                choice_ops::sample(d, logits, (1, c.vocab), self.sampling, dist, damage)?;
-                choice_ops::draw(d, dist, c.vocab, inputs.uniform(draft), token, prob)?;
-            }
+            inputs.choose(d, draft, (ws.logits.at(0), c.vocab), self.sampling, prob, damage)?;
         }
         d.label(None, Component::Router);
         ws.bring_choices(shape.taken, c)
@@ -166,7 +159,10 @@ impl Drafter for CudaMtpDrafter<'_> {
         }
         let drawn = if self.sampling.is_greedy() { 0 } else { drafts };
         let uniforms: Vec<f64> = (0..drawn).map(|_| sampler.uniform()).collect();
-        let inputs = ChainInputs { anchor, tokens: &self.waiting, position: mtp.len, drafts, uniforms: &uniforms };
+        // Every pass after the first has one row, which is the draft before.
+        let later = (0..drafts - 1).map(|draft| (mtp.len + rows + draft, 1));
+        let spans: Vec<_> = std::iter::once((mtp.len, rows)).chain(later).collect();
+        let inputs = ChainInputs { anchor, tokens: &self.waiting, spans: &spans, uniforms: &uniforms };
         inputs.put(&self.staged)?;
         let wants = Wants::of(tap);
         mtp.device.start(Module::Draft, wants.clock)?;

@@ -3,16 +3,19 @@
 
 use super::PASS_ROWS;
 use super::buffer::Buffer;
+use super::choice_ops;
 use super::device::Device;
+use super::ops::Damage;
 use crate::engine::drafter::MAX_DRAFT_LEN;
+use crate::engine::sampling::Sampling;
 use crate::engine::{EngineError, ModelConfig};
 use std::rc::Rc;
 
 /// Drafts of a chain.
 pub(super) const MOST: usize = MAX_DRAFT_LEN;
 
-/// Where things are in the inputs of a chain, in bytes: the window (the anchor, then drafts), the tokens of the first pass's rows, of each
-/// pass its first position, 0 and its rows, and the uniform numbers that drafts are drawn with.
+/// Where things are in the inputs of a chain, in bytes: the window (the anchor, then drafts), the tokens of the first pass's rows or of a block,
+/// of each pass its first position, 0 and its rows, and the uniform numbers that drafts are drawn with.
 const FIRST: usize = PASS_ROWS * 4;
 const SPANS: usize = FIRST + PASS_ROWS * 4;
 const SPAN: usize = 16;
@@ -33,11 +36,10 @@ pub(super) struct Drafted {
 #[derive(Debug)]
 pub(super) struct ChainInputs<'a> {
     pub anchor: u32,
-    /// Tokens of the first pass's rows.
+    /// Tokens of the first pass's rows, or of a block.
     pub tokens: &'a [u32],
-    /// Rows in the cache before them.
-    pub position: usize,
-    pub drafts: usize,
+    /// Of each pass its first position and its rows.
+    pub spans: &'a [(usize, usize)],
     /// One a draft, or none.
     pub uniforms: &'a [f64],
 }
@@ -47,11 +49,8 @@ impl ChainInputs<'_> {
     pub fn put(&self, to: &super::pinned::Pinned) -> Result<(), EngineError> {
         to.put(0, &[self.anchor])?;
         to.put(FIRST, self.tokens)?;
-        let rows = self.tokens.len();
-        for draft in 0..self.drafts {
-            // Every pass after the first has one row, which is the draft before.
-            let (position, rows) = if draft == 0 { (self.position, rows) } else { (self.position + rows + draft - 1, 1) };
-            to.put(SPANS + draft * SPAN, &[position as u32, 0, rows as u32])?;
+        for (pass, (position, rows)) in self.spans.iter().enumerate() {
+            to.put(SPANS + pass * SPAN, &[*position as u32, 0, *rows as u32])?;
         }
         to.put(UNIFORMS, self.uniforms)
     }
@@ -69,14 +68,14 @@ impl Drafted {
         self.inputs.at(row * 4)
     }
 
-    /// The tokens of the first pass's rows.
+    /// The tokens of the first pass's rows, or of a block.
     pub fn first(&self) -> u64 {
         self.inputs.at(FIRST)
     }
 
-    /// Position, 0 and rows of the pass that makes draft `draft`.
-    pub fn span(&self, draft: usize) -> u64 {
-        self.inputs.at(SPANS + draft * SPAN)
+    /// Position, 0 and rows of pass `pass`.
+    pub fn span(&self, pass: usize) -> u64 {
+        self.inputs.at(SPANS + pass * SPAN)
     }
 
     /// What draft `draft` is drawn with.
@@ -87,5 +86,24 @@ impl Drafted {
     /// What draft `draft` is drawn from, `vocab` doubles; 0 when drafts are not drawn.
     pub fn dist(&self, draft: usize, vocab: usize) -> u64 {
         self.dists.as_ref().map_or(0, |dists| dists.at(draft * vocab * 8))
+    }
+
+    /// Puts the choice of draft `draft` into the stream by its `[vocab]` logits: into the window, its probability to `prob` unless that is 0.
+    pub fn choose(
+        &self,
+        d: &Device,
+        draft: usize,
+        (logits, vocab): (u64, usize),
+        sampling: Sampling,
+        prob: u64,
+        damage: Damage,
+    ) -> Result<(), EngineError> {
+        let token = self.window(draft + 1);
+        if sampling.is_greedy() {
+            return choice_ops::argmax(d, logits, (1, vocab), token, prob, damage);
+        }
+        let dist = self.dist(draft, vocab);
+        choice_ops::sample(d, logits, (1, vocab), sampling, dist, damage)?;
+        choice_ops::draw(d, dist, vocab, self.uniform(draft), token, prob)
     }
 }

@@ -8,6 +8,7 @@
 //! **Nothing here has run on a GPU.** Tests run it on the emulator of `tests/emulator`, and a trace of the emulator says so.
 
 mod block;
+mod block_chain;
 mod block_ops;
 mod block_space;
 mod block_weights;
@@ -45,6 +46,7 @@ mod weights;
 mod workspace;
 
 pub use block::CudaDspark;
+pub use block_chain::CudaDsparkDrafter;
 pub use chain::CudaMtpDrafter;
 pub use cupti::{CuptiFacts, is_of_cupti};
 pub use device::Device;

@@ -413,15 +413,10 @@ pub(super) fn mla_value(
     launch.arg(out).arg(damage.at).arg(damage.site).run()
 }
 
-/// `count` numbers of rows whose branch waits to be added.
-pub(super) fn layer_output(d: &Device, residual: u64, branch: u64, count: usize, out: u64) -> Done {
-    Launch::new(d, "layer_output", [count.div_ceil(256), 1, 1], 256)
-        .moves(Moved::bytes(count * 12))
-        .arg(residual)
-        .arg(branch)
-        .int(count)
-        .arg(out)
-        .run()
+/// `out[n * stride ..] = a[n] + b[n]` for rows of `width` numbers; `out` may be `a` when its stride is the width.
+pub(super) fn add_rows(d: &Device, (a, b): (u64, u64), (rows, width): (usize, usize), out: u64, stride: usize) -> Done {
+    let launch = Launch::new(d, "add_rows", [width.div_ceil(256), rows, 1], 256).moves(Moved::bytes(rows * width * 12));
+    launch.arg(a).arg(b).int(width).arg(out).int(stride).run()
 }
 
 pub(super) fn mtp_join(

@@ -105,10 +105,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Copies the residual rows, with the branch that waits to be added, to `to`.
-    pub fn copy_rows(&self, layer: usize, to: u64) -> Done {
+    /// Copies the residual rows, with the branch that waits to be added, to a place whose rows are `stride` numbers apart.
+    pub fn copy_rows(&self, layer: usize, (to, stride): (u64, usize)) -> Done {
         self.label(Some(layer), Component::Draft);
-        ops::layer_output(self.device, self.ws.residual.at(0), self.ws.branch.at(0), self.rows * self.config.hidden, to)
+        ops::add_rows(self.device, (self.ws.residual.at(0), self.ws.branch.at(0)), (self.rows, self.config.hidden), to, stride)
     }
 
     /// What a long pass has beside the workspace's rows.

@@ -48,7 +48,9 @@ impl MemoryPlan {
         let cached = config.kv_lora_rank + config.qk_rope_head_dim;
         let routed = weights.layers.iter().filter(|l| matches!(l.mlp, Mlp::Moe(_))).count();
         let experts = planned::planned_bytes(routed, config.experts_per_token, tokens);
-        let (mut workspace, mut pinned) = (experts, experts);
+        // Rows that wait for the draft module.
+        let waiting = if draft { 2 * PASS_ROWS * config.hidden * 4 } else { 0 };
+        let (mut workspace, mut pinned) = (experts + waiting, experts);
         // Rows of windows, and of long passes where there can be any.
         for rows in std::iter::once(PASS_ROWS).chain(longest_pass(tokens)) {
             workspace += workspace::planned_bytes(config, (rows, routed), tokens, true);
@@ -69,12 +71,10 @@ impl MemoryPlan {
         })
     }
 
-    /// The plan with a target that chooses by itself, `drafts`: among them the draft module's.
-    pub fn choosing(self, config: &ModelConfig, sampling: Sampling, drafts: bool) -> Self {
-        // A drafter's waiting rows, and its chain's inputs.
-        let (waiting, staged) = if drafts { (2 * PASS_ROWS * config.hidden * 4, drafted::BYTES) } else { (0, 0) };
-        let workspace = self.workspace + choose::planned_bytes(config, sampling, drafts) + waiting;
-        Self { workspace, pinned: self.pinned + staged, ..self }
+    /// The plan with a target that chooses by itself, by windows that are `drafted` on the device or come from the host.
+    pub fn choosing(self, config: &ModelConfig, sampling: Sampling, drafted: bool) -> Self {
+        let staged = if drafted { drafted::BYTES } else { 0 };
+        Self { workspace: self.workspace + choose::planned_bytes(config, sampling, drafted), pinned: self.pinned + staged, ..self }
     }
 
     /// The plan with an external drafter beside the target.
@@ -90,7 +90,7 @@ impl MemoryPlan {
             weights: self.weights + own.weights,
             caches: self.caches + own.caches,
             workspace: self.workspace + own.workspace + tapped,
-            pinned: self.pinned + tapped + block_space::planned_pinned(&drafter.config),
+            pinned: self.pinned + tapped + block_space::TOLD_BYTES,
             ..self
         })
     }

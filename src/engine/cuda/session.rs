@@ -41,7 +41,7 @@ pub struct CudaSession<'m> {
     /// Whether a long pass has failed: layers before the damage have gone on without the others.
     broken: bool,
     pub(super) out: HostRows,
-    taps: Option<Taps>,
+    pub(super) taps: Option<Taps>,
     graphs: RefCell<Graphs<Work>>,
     /// How it chooses by itself, if it does.
     pub(super) chooser: Option<Chooser>,
@@ -192,7 +192,7 @@ impl<'m> CudaSession<'m> {
         let (space, config) = (self.long.as_ref().filter(|_| long).unwrap_or(&self.ws), self.config);
         space.collect(shape, config, &mut self.out)?;
         if let Some(taps) = &mut self.taps {
-            taps.collect(rows, config.hidden)?;
+            taps.collect(rows, ending)?;
         }
         if long {
             self.broken = false;
@@ -206,7 +206,7 @@ impl<'m> CudaSession<'m> {
 
     /// Puts a pass into the stream.
     fn launch(&self, shape: Shape) -> Result<(), EngineError> {
-        let (ws, w, hidden) = (self.space(shape.rows), &*self.weights, self.config.hidden);
+        let (ws, w) = (self.space(shape.rows), &*self.weights);
         let Shape { rows, pending, splits, .. } = shape;
         let planned = shape.planned.then_some(&self.planned);
         let (turns, span) = (w.turns.at(0), ws.span());
@@ -232,7 +232,7 @@ impl<'m> CudaSession<'m> {
                     LayerMemory::Mla(self.mla.layer(mla - 1))
                 }
             };
-            let tapped = |point| self.taps.as_ref().and_then(|taps| taps.place(point, rows, hidden));
+            let tapped = |point| self.taps.as_ref().and_then(|taps| taps.place(point));
             pass.attention(number, layer, &memory, number > 0)?;
             if let Some(to) = tapped(TapPoint::Attention(number)) {
                 pass.copy_rows(number, to)?;
@@ -247,7 +247,7 @@ impl<'m> CudaSession<'m> {
         self.choose(shape)?;
         if let Some(taps) = &self.taps {
             pass.label(None, Component::Draft);
-            taps.bring(rows, hidden)?;
+            taps.bring(rows, shape.ending)?;
         }
         pass.bring(shape)?;
         match shape.ending {

@@ -11,12 +11,12 @@
 
 use super::{Drafter, Drafts, EngineError, MAX_WAITING, RouteTap, Sampler};
 use crate::engine::NoTap;
-use crate::engine::target::BlockModule;
+use crate::engine::dspark::Dspark;
 use crate::trace::{Component, Module};
 
 /// The DSpark drafter of one request at a time.
 pub struct DsparkDrafter<'m> {
-    dspark: Box<dyn BlockModule + 'm>,
+    dspark: Dspark<'m>,
     /// Survival below which a window ends; 0 never ends it.
     min_survival: f64,
     /// Outputs of the target's tapped layers that are not in the context yet, `[rows, taps * H]`.
@@ -25,7 +25,7 @@ pub struct DsparkDrafter<'m> {
 
 impl<'m> DsparkDrafter<'m> {
     /// A drafter whose windows end where the product of the confidences falls below `min_survival`.
-    pub fn new(dspark: Box<dyn BlockModule + 'm>, min_survival: f64) -> Self {
+    pub fn new(dspark: Dspark<'m>, min_survival: f64) -> Self {
         Self { dspark, min_survival, waiting: Vec::new() }
     }
 
@@ -73,7 +73,7 @@ impl Drafter for DsparkDrafter<'_> {
         self.dspark.block(anchor, first..first + wanted, tap)?;
         let (mut previous, mut survival) = (anchor, 1.0);
         for draft in 0..wanted {
-            let corrected = self.dspark.correct(draft, draft, previous, tap)?;
+            let corrected = tap.time(Module::Draft, Component::Head, || self.dspark.correct(draft, draft, previous))?;
             let confidence = corrected.confidence();
             survival *= confidence.map_or(1.0, f64::from);
             if draft > 0 && survival < self.min_survival {

@@ -67,7 +67,7 @@ pub fn external<'m>(
     config: &'m ModelConfig,
     weights: &'m ModelWeights,
 ) -> Box<dyn Drafter + 'm> {
-    Box::new(DsparkDrafter::new(Box::new(Dspark::new(checkpoint, config, weights)), min_survival))
+    Box::new(DsparkDrafter::new(Dspark::new(checkpoint, config, weights), min_survival))
 }
 
 /// The drafts of one window, in order.
@@ -130,7 +130,8 @@ pub trait Drafter {
         &[]
     }
 
-    /// Comes before [`Drafter::observe`] of the same rows, with the outputs of the tapped layers, `[rows, layers * H]`.
+    /// Comes before [`Drafter::observe`] of the same rows, with the outputs of the tapped layers, `[rows, layers * H]`; without any of a window
+    /// whose rows stay on a device.
     ///
     /// # Errors
     /// When the drafter's own pass fails.

@@ -253,7 +253,21 @@ impl<'m> Dspark<'m> {
             }
         };
         let row = &s.output[(draft + config.first_row()) * config.hidden..][..config.hidden];
-        correct_row(self.weights, base, bias, (row, embedded), fit(&mut s.corrected, config.vocab))
+        let out = fit(&mut s.corrected, config.vocab);
+        out.copy_from_slice(base);
+        add(out, bias.unwrap_or_default());
+        if !all_finite(out) {
+            return Err(damaged(None, Damage("Markov head")));
+        }
+        let confidence_logit = self.weights.confidence.as_ref().map(|head| {
+            let (of_row, of_token) = head.proj.split_at(row.len());
+            let token = if of_token.is_empty() { 0.0 } else { simd::dot(of_token, embedded) };
+            simd::dot(of_row, row) + token + head.bias
+        });
+        if confidence_logit.is_some_and(|logit| !logit.is_finite()) {
+            return Err(damaged(None, Damage("confidence head")));
+        }
+        Ok(Corrected { logits: out, confidence_logit })
     }
 }
 
@@ -261,37 +275,9 @@ impl<'m> Dspark<'m> {
 ///
 /// # Errors
 /// [`EngineError::Request`] for a token that is not in the vocabulary.
-pub(super) fn known_token(token: u32, config: &DsparkConfig) -> Result<usize, EngineError> {
+fn known_token(token: u32, config: &DsparkConfig) -> Result<usize, EngineError> {
     let known = usize::try_from(token).ok().filter(|id| *id < config.vocab);
     known.ok_or_else(|| EngineError::Request(format!("token id {token} is not below the vocabulary size {}", config.vocab)))
-}
-
-/// The logits `base` of a row with `bias`, what the token before says, written to `out`; and how sure the drafter is, by the row
-/// after the final norm, `[H]`, and the Markov embedding of the token before, `[rank]`.
-///
-/// # Errors
-/// [`EngineError::NotFinite`].
-pub(super) fn correct_row<'a>(
-    weights: &DsparkWeights,
-    base: &[f32],
-    bias: Option<&[f32]>,
-    (row, embedded): (&[f32], &[f32]),
-    out: &'a mut [f32],
-) -> Result<Corrected<'a>, EngineError> {
-    out.copy_from_slice(base);
-    add(out, bias.unwrap_or_default());
-    if !all_finite(out) {
-        return Err(damaged(None, Damage("Markov head")));
-    }
-    let confidence_logit = weights.confidence.as_ref().map(|head| {
-        let (of_row, of_token) = head.proj.split_at(row.len());
-        let token = if of_token.is_empty() { 0.0 } else { simd::dot(of_token, embedded) };
-        simd::dot(of_row, row) + token + head.bias
-    });
-    if confidence_logit.is_some_and(|logit| !logit.is_finite()) {
-        return Err(damaged(None, Damage("confidence head")));
-    }
-    Ok(Corrected { logits: out, confidence_logit })
 }
 
 fn add(x: &mut [f32], branch: &[f32]) {
