@@ -16,6 +16,18 @@ class Matrix(ctypes.Structure):
                 ("row_shift", ctypes.c_int), ("col_shift", ctypes.c_int)]
 
 
+class Projections(ctypes.Structure):
+    """`SpProjections` of kernels/dense.cu."""
+
+    _fields_ = [("w", Matrix * 6), ("out", ctypes.c_uint64 * 6), ("stride", ctypes.c_int * 6), ("first", ctypes.c_int * 6), ("count", ctypes.c_int)]
+
+    def __init__(self, outs, strides, first, matrices):
+        super().__init__()
+        self.count = len(matrices)
+        for m, matrix in enumerate(matrices):
+            self.w[m], self.out[m], self.stride[m], self.first[m] = matrix, outs[m], strides[m], int(first[m])
+
+
 class Strides(ctypes.Structure):
     """`SpStrides` of kernels/experts.cu."""
 
