@@ -149,7 +149,7 @@ API cuptiSubscribe(void** subscriber, Callback c, void* u) {
     if (subscribed || knob("EMU_CUPTI_BUSY")) return MULTIPLE_SUBSCRIBERS;
     auto set = driver() ? reinterpret_cast<void (*)(emu_hooks)>(dlsym(driver(), "emu_set_hooks")) : nullptr;
     if (!set) return UNKNOWN;
-    set({api, done, node});
+    set({api, done, node, [] { return now; }});
     subscribed = true;
     callback = c;
     user = u;

@@ -7,7 +7,7 @@ use super::long_ops::{self, EXPERT_ROWS, Tiles, most_tiles};
 use super::matrix::DeviceMatrix;
 use super::ops::{self, Choice, Heads, KdaFilters, MlaShape, Projection};
 use super::planned::PlannedRows;
-use super::ring::Shape;
+use super::ring::{Shape, Taken};
 use super::site::{Part, Site};
 use super::state::KdaStates;
 use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, DeviceMla, DeviceMlp};
@@ -271,7 +271,8 @@ impl Pass<'_> {
     pub fn bring(&self, shape: Shape) -> Done {
         self.label(None, Component::Head);
         self.ws.bring(shape, self.config)?;
-        self.label(None, Component::Router);
+        // The verdict comes with the choices; without them the copy is the verdict's.
+        self.label(None, if shape.taken == Taken::Nothing { Component::Sampling } else { Component::Tap });
         self.ws.bring_choices(shape.taken, self.config)
     }
 
