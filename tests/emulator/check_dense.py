@@ -50,7 +50,7 @@ def check_dense(device, rng):
                 same_bits(f"dense {form} {rows_w}x{cols}, {rows} rows against each alone", got, alone[:rows])
                 all_loaded(f"dense {form} {rows_w}x{cols}, {rows} rows", device, w.codes.nbytes + scale_loads(form, rows_w, cols))
             same_bits(f"dense {form}: the wide kernel for one row", dense(device, matrix, form, x[:1], rows_of_kernel=16), alone[:1])
-            in_every_order(device, f"dense {form}", lambda: [dense(device, matrix, form, x[:5])])
+            in_every_order(device, f"dense {form}", lambda: [dense(device, matrix, form, x[:rows]) for rows in (1, 3, 5)])
     # Projections of the same rows are one launch, of blocks of either size: the bits of each alone.
     for form in FORMATS:
         sets = [Weights(rng, form, n, 160, (32, 32)) for n in (37, 4, 1, 90, 16, 33)]
@@ -100,8 +100,9 @@ def check_special_codes(device, rng):
 
 
 def check_norm(device, rng):
-    for width in (24, 128, 1536):
-        for rows in (1, 3, 16):
+    # nano, partial warps, tiny, flash.
+    for width in (24, 128, 1536, 2560):
+        for rows in range(1, 17) if width == 128 else (1, 3, 16):
             x, branch = rng.standard_normal((rows, width)).astype(np.float32), rng.standard_normal((rows, width)).astype(np.float32)
             # A small row, where the epsilon counts.
             x[0], branch[0] = x[0] * 1e-3, branch[0] * 1e-3
@@ -130,7 +131,7 @@ def check_norm(device, rng):
 
 def check_embedding(device, rng):
     for form in ("f32", "bf16"):
-        for width in (40, 128):
+        for width in (40, 128, 2560):
             w = Weights(rng, form, 50, width)
             tokens = np.array([0, 49, 7, 7, 31], np.uint32)
 

@@ -102,6 +102,17 @@ FAULTS += [
     ("mla_value.cu", "sp_values<SpFp8>(\n        kv_b, heads, nope, v, context + head * kv_b.cols, gate + (u64)before * gates,", "sp_values<SpFp8>(\n        kv_b, heads, nope, v, context + head * kv_b.cols, gate,", "wide"),
     ("kda_delta.cu", "sp_delta_rows(d, s, head, column, rows, 0, query, out);\n    sp_store_state(s, d.dim, column, own);", "sp_delta_rows(d, s, head, column, rows, 0, query, out);", "scan"),
 ]
+# What only flash's sizes, its vocabulary, eight choices a row or many drafts show.
+FAULTS += [
+    ("argmax.cu", "float v = row[i];", "float v = row[i % 131072];", "argmax"),
+    ("sample.cu", "p[i] = sp_rank_key(row[i], i) >= least ? p[i] / mass : 0.0;", "p[i] = sp_rank_key(row[i], (int)(u16)i) >= least ? p[i] / mass : 0.0;", "distribution"),
+    ("accept.cu", "    while (accepted < drafts) {", "    while (accepted < drafts && accepted < 7) {", "acceptance"),
+    ("moe_combine.cu", "rank < k; rank++", "rank < k && rank < 4; rank++", "experts"),
+    ("rmsnorm.cu", "for (int i = threadIdx.x; i < width; i += blockDim.x) {", "for (int i = threadIdx.x; i < min(width, 2048); i += blockDim.x) {", "norm"),
+    ("mtp_join.cu", "to[width + i] = h[i]", "to[width + i] = h[i & 2047]", "join"),
+    ("mla_value.cu", "sp_values<SpFp8>(kv_b, heads, nope, v, context, gate,", "kv_b.scales -= (blockIdx.y & 16) * 2 * 4 * 4; sp_values<SpFp8>(kv_b, heads, nope, v, context, gate,", "flash_mla"),
+    ("experts.cu", "    sp_down<SpInt4, 16>(down, ds, plan, mid, out);", "    down.cols = min(down.cols, 512); sp_down<SpInt4, 16>(down, ds, plan, mid, out);", "flash_experts"),
+]
 # A thread that does not wait for the others, and one that reads past its memory.
 FAULTS += [
     ("sp_intrin.cuh", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;\n    __syncthreads();", "if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;", "norm"),
