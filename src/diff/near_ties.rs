@@ -18,11 +18,16 @@ pub(super) type Choice = Vec<(u16, f32)>;
 
 /// Whether two choices that differ are a near-tie.
 fn is_near_tie(base: &[(u16, f32)], candidate: &[(u16, f32)]) -> bool {
-    let shared =
-        base.iter().filter_map(|(id, w)| candidate.iter().find(|(other, _)| other == id).map(|(_, v)| f64::from(*w) / f64::from(*v)));
-    let (n, low, high) = shared.fold((0, f64::INFINITY, 0.0_f64), |(n, low, high), r| (n + 1, low.min(r), high.max(r)));
-    // What is no number is not the same.
-    n >= 2 && low > 0.0 && high / low - 1.0 <= SAME
+    let (mut n, mut low, mut high) = (0, f64::INFINITY, 0.0_f64);
+    for (id, w) in base {
+        let Some((_, v)) = candidate.iter().find(|(other, _)| other == id) else { continue };
+        let ratio = f64::from(*w) / f64::from(*v);
+        if !(ratio.is_finite() && ratio > 0.0) {
+            return false;
+        }
+        (n, low, high) = (n + 1, low.min(ratio), high.max(ratio));
+    }
+    n >= 2 && high / low - 1.0 <= SAME
 }
 
 /// How many of the cells that both runs have a choice of are near-ties.

@@ -226,6 +226,10 @@ mod tests {
     }
 
     impl Probe for Altered<'_> {
+        fn wants_weights(&self) -> bool {
+            self.to.wants_weights()
+        }
+
         fn step(&mut self, mut step: StepEvent) -> Result<(), TraceError> {
             let k = step.routes.k;
             let mut at = 0;
