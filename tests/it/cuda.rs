@@ -656,8 +656,16 @@ fn a_cupti_that_cannot_be_used_is_said_and_auto_takes_events() {
         let (code, stderr, _) = profiled(dir.path(), &["--kernels", "cupti"], &[(knob, "1")]);
         assert!(code == 3 && stderr.contains("--kernels cupti") && stderr.contains(words), "{knob}: {code} {stderr}");
     }
-    let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "auto"], &[]);
-    assert!(code == 0 && trace.unwrap().manifest().instrumentation.profiler.is_some(), "{stderr}");
+    // The file, and the folder that it is in.
+    let file = cupti();
+    let folder = Path::new(&file).parent().unwrap().to_str().unwrap();
+    for (kernels, named) in [("auto", file.as_str()), ("cupti", folder)] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", kernels], &[("SPECPROF_CUPTI", named)]);
+        assert!(code == 0 && trace.unwrap().manifest().instrumentation.profiler.is_some(), "{named}: {stderr}");
+    }
+    let empty = tempfile::tempdir().unwrap();
+    let (code, stderr, _) = profiled(dir.path(), &["--kernels", "cupti"], &[("SPECPROF_CUPTI", empty.path().to_str().unwrap())]);
+    assert!(code == 3 && stderr.contains("a folder without libcupti.so"), "{code} {stderr}");
 }
 
 #[test]

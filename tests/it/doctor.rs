@@ -71,6 +71,7 @@ fn doctor_never_hangs_and_names_what_is_missing() {
     }
 }
 
+/// `doctor` looks for CUPTI where a recording does: in `SPECPROF_CUPTI`, a file or its folder, and only without it elsewhere.
 #[test]
 fn doctor_says_where_it_looked_for_cupti() {
     let folder = tempfile::tempdir().unwrap();
@@ -81,11 +82,11 @@ fn doctor_says_where_it_looked_for_cupti() {
         let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "cupti").unwrap().clone();
         check["message"].as_str().unwrap().to_owned()
     };
-    let message = cupti(folder.path());
     let named = folder.path().display().to_string();
-    if message.starts_with("libcupti.so is in none of") {
-        assert!(message.contains(&named) && message.contains("/nowhere/cuda/extras/CUPTI/lib64"), "{message}");
-    }
+    let message = cupti(folder.path());
+    assert!(message.contains(&named) && !message.contains("/nowhere/cuda"), "{message}");
+    let elsewhere = cupti(std::path::Path::new(""));
+    assert!(!elsewhere.starts_with("libcupti.so is in none of") || elsewhere.contains("/nowhere/cuda/extras/CUPTI/lib64"), "{elsewhere}");
     std::fs::write(folder.path().join("libcupti.so.13"), b"").unwrap();
     assert_eq!(cupti(folder.path()), format!("{named}/libcupti.so.13"));
     assert_eq!(cupti(&folder.path().join("libcupti.so.13")), format!("{named}/libcupti.so.13"));

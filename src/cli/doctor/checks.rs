@@ -1,6 +1,7 @@
 //! The single checks.
 
 use super::{Check, Status};
+use crate::engine::cuda::CuptiSearch;
 use crate::metric::Unit;
 use crate::record::nvml::Nvml;
 use crate::record::{cuda_device, machine};
@@ -69,13 +70,13 @@ fn driver_library() -> Check {
 }
 
 fn cupti() -> Check {
-    let path = match machine::cupti_library() {
-        Ok(path) => path.display().to_string(),
-        Err(places) => {
-            let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-            return Check::new("cupti", Status::Unavailable, format!("libcupti.so is in none of {}", places.join(", ")))
-                .hint("it comes with the CUDA toolkit, or with nvidia-cuda-cupti from PyPI; name it by SPECPROF_CUPTI");
-        }
+    let search = CuptiSearch::new();
+    let known = || machine::shared_library("libcupti.so").filter(|_| search.named.is_none());
+    let Some(path) = search.files.first().filter(|path| path.exists()).cloned().or_else(known).map(|path| path.display().to_string())
+    else {
+        let places: Vec<String> = search.places.iter().chain(&search.named).map(|place| place.display().to_string()).collect();
+        return Check::new("cupti", Status::Unavailable, format!("libcupti.so is in none of {}", places.join(", ")))
+            .hint("it comes with the CUDA toolkit, or with nvidia-cuda-cupti from PyPI; name it by SPECPROF_CUPTI");
     };
     if machine::profiling_restricted() == Some(true) {
         return Check::new("cupti", Status::Warning, format!("{path}, but the driver lets only administrators profile"))

@@ -1,17 +1,15 @@
-//! CUPTI's library: where it is looked for, which version will do, and the functions that are called.
+//! CUPTI's library: which version will do, and the functions that are called.
 
+use super::search::CuptiSearch;
 use crate::engine::EngineError;
 use std::ffi::{CStr, c_char, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The oldest CUPTI whose records name the node of a graph, that of CUDA 12.1.
 const OLDEST: u32 = 18;
 
 /// What errors of CUPTI begin with.
 pub(super) const PREFIX: &str = "CUPTI: ";
-
-/// Names under which the loader may know it.
-const SONAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 
 pub(super) type RequestBuffer = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 pub(super) type CompleteBuffer = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
@@ -72,20 +70,14 @@ pub(super) fn refused(reason: &str) -> EngineError {
 impl Library {
     /// Loads the first CUPTI that is found.
     pub fn load() -> Result<Self, EngineError> {
-        let chosen = std::env::var_os("SPECPROF_CUPTI").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let candidates = chosen.clone().map_or_else(candidates, |path| vec![path]);
-        for path in &candidates {
+        let search = CuptiSearch::new();
+        for path in &search.candidates() {
             // SAFETY: loads a library, whose initialisers are as safe as any library's.
             if let Ok(library) = unsafe { libloading::Library::new(path) } {
                 return Self::of(library, path);
             }
         }
-        Err(refused(&match chosen {
-            Some(path) => format!("SPECPROF_CUPTI names {}, which cannot be loaded", path.display()),
-            None => "libcupti.so is not found (it is not part of the driver): install the CUDA toolkit's extras, or pip install \
-                     nvidia-cuda-cupti, and name the file in SPECPROF_CUPTI"
-                .to_owned(),
-        }))
+        Err(refused(&search.nothing()))
     }
 
     fn of(library: libloading::Library, path: &Path) -> Result<Self, EngineError> {
@@ -128,32 +120,4 @@ impl Library {
         // SAFETY: as above.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
-}
-
-/// Files that may be CUPTI, the likeliest first.
-fn candidates() -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    for variable in ["CUDA_HOME", "CUDA_PATH"] {
-        folders.extend(std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from));
-    }
-    folders.extend(listed(Path::new("/usr/local"), "cuda"));
-    let mut places: Vec<PathBuf> =
-        folders.iter().flat_map(|f| [f.join("extras/CUPTI/lib64"), f.join("targets/x86_64-linux/lib")]).collect();
-    if let Some(environment) = std::env::var_os("VIRTUAL_ENV").filter(|v| !v.is_empty()) {
-        for python in listed(&Path::new(&environment).join("lib"), "python") {
-            places.extend(["cu13", "cuda_cupti"].map(|part| python.join("site-packages/nvidia").join(part).join("lib")));
-        }
-    }
-    let files = places.iter().flat_map(|place| SONAMES.map(|name| place.join(name))).filter(|file| file.is_file());
-    files.chain(SONAMES.map(PathBuf::from)).collect()
-}
-
-/// Folders in `parent` whose names begin with `prefix`, the last one first.
-fn listed(parent: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
-    let mut found: Vec<PathBuf> =
-        entries.filter_map(|e| e.ok()).filter(|e| e.file_name().to_string_lossy().starts_with(prefix)).map(|e| e.path()).collect();
-    found.sort();
-    found.reverse();
-    found
 }

@@ -8,7 +8,10 @@
 mod join;
 mod library;
 mod records;
+mod search;
 mod shared;
+
+pub use self::search::CuptiSearch;
 
 use self::join::{Joined, Owner, join};
 use self::library::{Library, refused};
