@@ -2,7 +2,7 @@
 //
 // Its clock is its own: it begins at a fixed time, and work takes a time that depends on its size only. Records are written as NVIDIA's
 // headers lay them out. Knobs, all off: EMU_CUPTI_KERNEL_SIZE (bytes of a kernel's record), EMU_CUPTI_BUSY (another subscriber),
-// EMU_CUPTI_DENIED (no permission), EMU_CUPTI_VERSION, EMU_CUPTI_DROP (so many kernels' records are dropped), EMU_CUPTI_ZERO (every so
+// EMU_CUPTI_DENIED (no permission), EMU_CUPTI_HANG (never answers), EMU_CUPTI_VERSION, EMU_CUPTI_DROP (so many kernels' records are dropped), EMU_CUPTI_ZERO (every so
 // manieth kernel has no times), EMU_CUPTI_UNKNOWN (records of a kind of the future between the others), EMU_CUPTI_REVERSE (records come
 // backwards), EMU_CUPTI_NO_NODES (records do not name nodes), EMU_CUPTI_SILENT (no callbacks about nodes).
 #include "hooks.h"
@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <map>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -146,6 +147,7 @@ API cuptiGetVersion(uint32_t* version) {
 API cuptiGetTimestamp(uint64_t* at) { *at = now; return OK; }
 API cuptiGetResultString(uint32_t, const char** text) { *text = "CUPTI_ERROR_OF_THE_EMULATOR"; return OK; }
 API cuptiSubscribe(void** subscriber, Callback c, void* u) {
+    while (knob("EMU_CUPTI_HANG")) pause();
     if (subscribed || knob("EMU_CUPTI_BUSY")) return MULTIPLE_SUBSCRIBERS;
     auto set = driver() ? reinterpret_cast<void (*)(emu_hooks)>(dlsym(driver(), "emu_set_hooks")) : nullptr;
     if (!set) return UNKNOWN;

@@ -63,6 +63,16 @@ pub(super) struct Library {
     pub path: String,
 }
 
+/// The CUDA release that a version of CUPTI belongs to.
+pub(super) fn release(version: u32) -> String {
+    // 18 to 28 are of CUDA 12; from CUDA 13 on the digits are the release's: major, minor and update.
+    match (version / 10_000, version / 100 % 100, version % 100) {
+        (0, ..) => "CUDA 12".to_owned(),
+        (major, minor, 0) => format!("CUDA {major}.{minor}"),
+        (major, minor, update) => format!("CUDA {major}.{minor} update {update}"),
+    }
+}
+
 pub(super) fn refused(reason: &str) -> EngineError {
     EngineError::Device(format!("{PREFIX}{reason}"))
 }
@@ -71,13 +81,18 @@ impl Library {
     /// Loads the first CUPTI that is found.
     pub fn load() -> Result<Self, EngineError> {
         let search = CuptiSearch::new();
+        // What the loader says of a file that is there; that it does not know a name says nothing.
+        let mut why = None;
         for path in &search.candidates() {
             // SAFETY: loads a library, whose initialisers are as safe as any library's.
-            if let Ok(library) = unsafe { libloading::Library::new(path) } {
-                return Self::of(library, path);
+            match unsafe { libloading::Library::new(path) } {
+                Ok(library) => return Self::of(library, path),
+                Err(error) if search.files.contains(path) => why = why.or(Some(format!("{}: {error}", path.display()))),
+                Err(_) => {}
             }
         }
-        Err(refused(&search.nothing()))
+        let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+        Err(refused(&format!("{}{why}", search.nothing())))
     }
 
     fn of(library: libloading::Library, path: &Path) -> Result<Self, EngineError> {
@@ -92,7 +107,7 @@ impl Library {
         }
         if version < OLDEST {
             return Err(refused(&format!(
-                "{path} has version {version}, whose records do not name a graph's nodes; {OLDEST} (CUDA 12.1) or later is needed"
+                "{path} has version {version}, whose records do not name a graph's nodes; version {OLDEST} (CUDA 12.1) or later is needed"
             )));
         }
         Ok(Self { functions, version, path })
@@ -119,5 +134,16 @@ impl Library {
         }
         // SAFETY: as above.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release;
+
+    #[test]
+    fn versions_are_of_releases() {
+        let releases = [18, 28, 130_000, 130_001, 130_200].map(release);
+        assert_eq!(releases, ["CUDA 12", "CUDA 12", "CUDA 13.0", "CUDA 13.0 update 1", "CUDA 13.2"]);
     }
 }

@@ -56,6 +56,32 @@ pub struct CuptiFacts {
     pub clock_error_ns: i64,
 }
 
+/// What looking for CUPTI and opening it has shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CuptiState {
+    /// The library that was loaded: where from, and its version in words.
+    pub library: Option<(String, String)>,
+    /// Why it cannot be used; `None` when it can.
+    pub refusal: Option<String>,
+}
+
+impl CuptiState {
+    /// Opens the profiler as a recording does, and closes it again. A library that hangs hangs this.
+    pub fn find() -> Self {
+        let reason = |error: EngineError| match error {
+            EngineError::Device(reason) => reason.strip_prefix(library::PREFIX).unwrap_or(&reason).to_owned(),
+            other => other.to_string(),
+        };
+        match Library::load() {
+            Err(error) => Self { library: None, refusal: Some(reason(error)) },
+            Ok(library) => {
+                let version = format!("version {} ({})", library.version, library::release(library.version));
+                Self { library: Some((library.path.clone(), version)), refusal: Profiler::subscribe(library).err().map(reason) }
+            }
+        }
+    }
+}
+
 /// A subscription to CUPTI: one a process.
 #[derive(Debug)]
 pub(super) struct Profiler {
@@ -81,7 +107,10 @@ impl Profiler {
     /// # Errors
     /// When there is no CUPTI, it is too old, another profiler is attached, or there is no permission.
     pub fn open() -> Result<Self, EngineError> {
-        let library = Library::load()?;
+        Self::subscribe(Library::load()?)
+    }
+
+    fn subscribe(library: Library) -> Result<Self, EngineError> {
         let f = library.functions;
         // Nodes of an earlier device are no more.
         *shared() = shared::Shared::default();
