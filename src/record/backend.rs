@@ -114,7 +114,11 @@ impl<'p> Backend<'p> {
         manifest.engine = format!("specprof-cuda {}", env!("CARGO_PKG_VERSION"));
         manifest.device = DeviceInfo { kind: "cuda".to_owned(), name: device.name().to_owned(), units: device.units() };
         manifest.emulated = device.is_emulated();
-        if timed && device.cupti().is_none() {
+        let cupti = device.cupti().filter(|_| timed);
+        if let Some(flaw) = cupti.as_ref().and_then(|facts| facts.flaw) {
+            manifest.warnings.push(Warning::new("cupti_13_0", flaw));
+        }
+        if timed && cupti.is_none() {
             let why = self.no_cupti.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
             let text = format!(
                 "kernels were timed by an event after each launch{why}: the gap before a kernel counts with it, and steps take longer than \
@@ -159,6 +163,7 @@ impl Witness {
                 missing: facts.missing,
                 clock_shift_ns: facts.clock_shift_ns,
                 clock_error_ns: facts.clock_error_ns,
+                clock_drift_ns: Some(facts.clock_drift_ns),
             });
             let lost = facts.timeless + facts.missing;
             if lost > 0 || facts.dropped > 0 {

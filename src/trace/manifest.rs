@@ -338,10 +338,14 @@ pub struct ProfilerFacts {
     pub timeless: u64,
     /// Of these, how many have no record.
     pub missing: u64,
-    /// Added to the profiler's times to make them the steps' clock's, ns.
+    /// Added to the profiler's times of the first step to make them the steps' clock's, ns.
     pub clock_shift_ns: i64,
-    /// How far that may be off, ns.
+    /// How far that may be off, ns; the most of all steps.
     pub clock_error_ns: i64,
+    /// The clocks are compared at every step: the largest difference of a step's shift from the first, ns. `null` where they were compared
+    /// once.
+    #[serde(default)]
+    pub clock_drift_ns: Option<i64>,
 }
 
 /// Passes that a device ran as graphs.

@@ -1,6 +1,7 @@
 // A stand-in for libcupti over the stand-in for libcuda: subscriptions, activity records, callbacks about graphs' nodes.
 //
-// Its clock is its own: it begins at a fixed time, and work takes a time that depends on its size only. Records are written as NVIDIA's
+// Its clock is its own: it begins at a fixed time, and work takes a time that depends on its size only; with EMU_CUPTI_CLOCK it is the
+// host's, so many millionths fast, and work takes as long as it takes. Records are written as NVIDIA's
 // headers lay them out. Knobs, all off: EMU_CUPTI_KERNEL_SIZE (bytes of a kernel's record), EMU_CUPTI_BUSY (another subscriber),
 // EMU_CUPTI_DENIED (no permission), EMU_CUPTI_HANG (never answers), EMU_CUPTI_VERSION, EMU_CUPTI_DROP (so many kernels' records are dropped), EMU_CUPTI_ZERO (every so
 // manieth kernel has no times), EMU_CUPTI_UNKNOWN (records of a kind of the future between the others), EMU_CUPTI_REVERSE (records come
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <dlfcn.h>
 #include <map>
 #include <string>
@@ -41,6 +43,22 @@ uint32_t correlations;
 uint64_t now = 1700000000000000000ull, kernels;
 size_t dropped;
 
+// When the last call began, by the host's clock.
+uint64_t called;
+
+bool hosts_clock() {
+    static const bool on = std::getenv("EMU_CUPTI_CLOCK");
+    return on;
+}
+
+uint64_t hosts_now() {
+    timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    uint64_t ns = at.tv_sec * 1000000000ull + at.tv_nsec;
+    static const uint64_t origin = ns;
+    return ns + (ns - origin) / 1000000 * knob("EMU_CUPTI_CLOCK");
+}
+
 size_t size_of(uint32_t kind) {
     static const size_t kernel = knob("EMU_CUPTI_KERNEL_SIZE") ? knob("EMU_CUPTI_KERNEL_SIZE") : 216;
     switch (kind) {
@@ -69,6 +87,7 @@ void keep(std::string record) {
 }
 
 uint32_t api() {
+    if (hosts_clock()) called = hosts_now();
     // Ids are made only where an API is traced.
     if (!kinds[DRIVER]) return 0;
     uint32_t id = ++correlations;
@@ -90,6 +109,7 @@ uint32_t api() {
 void done(const emu_work* w) {
     uint64_t blocks = uint64_t(w->grid[0]) * w->grid[1] * w->grid[2];
     uint64_t begin = now + 300, end = begin + 900 + blocks * 10 + w->bytes / 64;
+    if (hosts_clock()) begin = std::max(now, called), end = std::max(hosts_now(), begin + 1);
     now = end;
     if (!kinds[w->kind]) return;
     std::string r = record_of(w->kind);
@@ -144,7 +164,7 @@ API cuptiGetVersion(uint32_t* version) {
     *version = knob("EMU_CUPTI_VERSION") ? uint32_t(knob("EMU_CUPTI_VERSION")) : 130001;
     return OK;
 }
-API cuptiGetTimestamp(uint64_t* at) { *at = now; return OK; }
+API cuptiGetTimestamp(uint64_t* at) { *at = hosts_clock() ? hosts_now() : now; return OK; }
 API cuptiGetResultString(uint32_t, const char** text) { *text = "CUPTI_ERROR_OF_THE_EMULATOR"; return OK; }
 API cuptiSubscribe(void** subscriber, Callback c, void* u) {
     while (knob("EMU_CUPTI_HANG")) pause();

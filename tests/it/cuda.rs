@@ -668,6 +668,46 @@ fn a_cupti_that_cannot_be_used_is_said_and_auto_takes_events() {
     assert!(code == 3 && stderr.contains("a folder without libcupti.so"), "{code} {stderr}");
 }
 
+/// A clock that runs 5 % fast would have kernels leave their steps within a few; compared at every step, they stay.
+#[test]
+fn kernels_stay_in_their_steps_however_the_clocks_drift() {
+    let dir = tempfile::tempdir().unwrap();
+    for (rate, least, most) in [("50000", 0.03, 0.06), ("0", 0.0, 0.01)] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti"], &[("EMU_CUPTI_CLOCK", rate)]);
+        assert_eq!(code, 0, "{stderr}");
+        let trace = trace.unwrap();
+        let (steps, kernels) = (trace.steps().unwrap(), trace.kernels().unwrap());
+        let whole = (steps.host_end_ns[steps.len() - 1] - steps.host_begin_ns[0]) as f64;
+        let facts = trace.manifest().instrumentation.profiler.clone().unwrap();
+        let drift = facts.clock_drift_ns.unwrap() as f64;
+        assert!(drift >= least * whole && drift <= most * whole + 1e6, "{rate}: {facts:?} in {whole} ns");
+        let mut seen = 0;
+        for (step, kernel) in kernels.iter().filter(|(_, k)| !k.name.starts_with("cpu.")) {
+            let i = steps.step_id.iter().position(|id| id == step).unwrap();
+            let (begin, end) = (steps.host_begin_ns[i], steps.host_end_ns[i]);
+            // The step's own share of the drift, and how long it takes to get to look at the clocks.
+            let slack = (end - begin) / 10 + 2_000_000;
+            assert!(kernel.begin_ns >= begin - slack && kernel.end_ns <= end + slack, "{rate}: step {step}, {begin} to {end}: {kernel:?}");
+            seen += 1;
+        }
+        assert!(seen > 500, "{seen}");
+    }
+}
+
+/// The version that may stop when records are switched off is named before it can.
+#[test]
+fn a_version_with_known_faults_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    for (version, faulty) in [("130000", true), ("130001", false), ("28", false)] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti"], &[("EMU_CUPTI_VERSION", version)]);
+        assert_eq!((code, stderr.contains("before update 1")), (0, faulty), "{version}: {stderr}");
+        assert_eq!(has_warning(&trace.unwrap(), "cupti_13_0"), faulty, "{version}");
+        // Nobody is warned of what is not used.
+        let (_, stderr, trace) = profiled(dir.path(), &["--kernels", "off"], &[("EMU_CUPTI_VERSION", version)]);
+        assert!(!has_warning(&trace.unwrap(), "cupti_13_0"), "{version}: {stderr}");
+    }
+}
+
 #[test]
 fn one_step_in_n_has_kernels_and_all_of_them() {
     let dir = tempfile::tempdir().unwrap();

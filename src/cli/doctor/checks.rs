@@ -78,7 +78,11 @@ fn cupti_check(state: &CuptiState, search: &CuptiSearch, restricted: Option<bool
     let library = state.library.as_ref().map(|(path, version)| format!("{path}, {version}"));
     let Some(reason) = &state.refusal else {
         // That the driver keeps its counters for administrators (RmProfilingAdminOnly) does not keep anybody from tracing.
-        return Check::new("cupti", Status::Ok, library.unwrap_or_default());
+        let library = library.unwrap_or_default();
+        return match state.flaw {
+            Some(flaw) => Check::new("cupti", Status::Warning, format!("{library}: {flaw}")),
+            None => Check::new("cupti", Status::Ok, library),
+        };
     };
     let what = match &library {
         Some(library) => format!("{library}: {reason}"),
@@ -195,12 +199,12 @@ mod tests {
     fn restricted_counters_keep_nobody_from_tracing() {
         let search = CuptiSearch::default();
         let library = Some(("/x/libcupti.so.13".to_owned(), "version 130001 (CUDA 13.0 update 1)".to_owned()));
-        let open = CuptiState { library: library.clone(), refusal: None };
+        let open = CuptiState { library: library.clone(), refusal: None, flaw: None };
         for restricted in [Some(true), Some(false), None] {
             let check = cupti_check(&open, &search, restricted);
             assert!(check.status == Status::Ok && check.hint.is_none() && check.message.contains("130001"), "{check:?}");
         }
-        let denied = CuptiState { library, refusal: Some("no permission to profile (error 35)".to_owned()) };
+        let denied = CuptiState { library, refusal: Some("no permission to profile (error 35)".to_owned()), flaw: None };
         for (restricted, word) in [(Some(true), "CAP_SYS_ADMIN"), (Some(false), "container's rules"), (None, "container's rules")] {
             let check = cupti_check(&denied, &search, restricted);
             assert!(check.status == Status::Unavailable && check.hint.as_ref().unwrap().contains(word), "{check:?}");

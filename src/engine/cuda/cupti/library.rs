@@ -73,6 +73,15 @@ pub(super) fn release(version: u32) -> String {
     }
 }
 
+/// What is known to be wrong with a version that is used all the same, with the way out.
+pub(super) fn flaw(version: u32) -> Option<&'static str> {
+    // NVIDIA's notes on CUDA 13.0 update 1, whose version is 130001, name both as mended.
+    (version == 130_000).then_some(
+        "CUPTI of CUDA 13.0 before update 1 may stop for ever when it switches the records of kernels off, as --kernel-every does at every step, \
+         and may crash in long runs of graphs: install that of update 1 or later and name it by SPECPROF_CUPTI",
+    )
+}
+
 pub(super) fn refused(reason: &str) -> EngineError {
     EngineError::Device(format!("{PREFIX}{reason}"))
 }
@@ -139,11 +148,12 @@ impl Library {
 
 #[cfg(test)]
 mod tests {
-    use super::release;
+    use super::{flaw, release};
 
     #[test]
     fn versions_are_of_releases() {
         let releases = [18, 28, 130_000, 130_001, 130_200].map(release);
+        assert_eq!([18, 28, 130_000, 130_001, 130_200].map(|v| flaw(v).is_some()), [false, false, true, false, false]);
         assert_eq!(releases, ["CUDA 12", "CUDA 12", "CUDA 13.0", "CUDA 13.0 update 1", "CUDA 13.2"]);
     }
 }

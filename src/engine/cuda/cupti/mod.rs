@@ -50,10 +50,14 @@ pub struct CuptiFacts {
     pub missing: u64,
     /// Records that CUPTI says it dropped, in all.
     pub dropped: u64,
-    /// Added to CUPTI's times, so that they are by the steps' clock, ns.
+    /// Added to CUPTI's times of the first step, so that they are by the steps' clock, ns. Each step has its own.
     pub clock_shift_ns: i64,
-    /// How far that may be off, ns.
+    /// How far any of these may be off, ns.
     pub clock_error_ns: i64,
+    /// The largest difference of a step's shift from the first, ns.
+    pub clock_drift_ns: i64,
+    /// What is known to be wrong with this version.
+    pub flaw: Option<&'static str>,
 }
 
 /// What looking for CUPTI and opening it has shown.
@@ -63,6 +67,8 @@ pub struct CuptiState {
     pub library: Option<(String, String)>,
     /// Why it cannot be used; `None` when it can.
     pub refusal: Option<String>,
+    /// What is known to be wrong with it all the same.
+    pub flaw: Option<&'static str>,
 }
 
 impl CuptiState {
@@ -73,10 +79,11 @@ impl CuptiState {
             other => other.to_string(),
         };
         match Library::load() {
-            Err(error) => Self { library: None, refusal: Some(reason(error)) },
+            Err(error) => Self { refusal: Some(reason(error)), ..Self::default() },
             Ok(library) => {
                 let version = format!("version {} ({})", library.version, library::release(library.version));
-                Self { library: Some((library.path.clone(), version)), refusal: Profiler::subscribe(library).err().map(reason) }
+                let (path, flaw) = (library.path.clone(), library::flaw(library.version));
+                Self { library: Some((path, version)), refusal: Profiler::subscribe(library).err().map(reason), flaw }
             }
         }
     }
@@ -90,8 +97,8 @@ pub(super) struct Profiler {
     /// Whether the current step is recorded, and whether CUPTI's records are switched on.
     recording: bool,
     enabled: bool,
-    /// Whether the clocks have been compared.
-    aligned: bool,
+    /// The steps' clock, once it has been compared.
+    clock: Option<Clock>,
     next: u64,
     owners: HashMap<u64, Owner>,
     /// Kernels and copies launched since the step began.
@@ -130,13 +137,15 @@ impl Profiler {
             dropped: 0,
             clock_shift_ns: 0,
             clock_error_ns: 0,
+            clock_drift_ns: 0,
+            flaw: library::flaw(library.version),
         };
         let mut profiler = Self {
             library,
             subscriber,
             recording: false,
             enabled: false,
-            aligned: false,
+            clock: None,
             next: 1,
             owners: HashMap::new(),
             expected: 0,
@@ -173,9 +182,9 @@ impl Profiler {
         })
     }
 
-    /// Compares CUPTI's clock with the steps': the closest of some looks at both.
-    fn align(&mut self, clock: Clock) -> Result<(), EngineError> {
-        self.aligned = true;
+    /// Compares CUPTI's clock, which is the system's and may be slewed, with the steps', which never is: the closest of some looks at both.
+    /// Gives what makes CUPTI's times of now the steps'.
+    fn align(&mut self, clock: Clock) -> Result<i64, EngineError> {
         let mut best: Option<(i64, i64)> = None;
         for _ in 0..COMPARISONS {
             let (before, mut stamp) = (clock.now_ns(), 0_u64);
@@ -188,13 +197,19 @@ impl Profiler {
                 best = Some(((before + error).saturating_sub(stamp), error));
             }
         }
-        (self.facts.clock_shift_ns, self.facts.clock_error_ns) = best.unwrap_or_default();
-        Ok(())
+        let (shift, error) = best.unwrap_or_default();
+        let facts = &mut self.facts;
+        facts.clock_error_ns = facts.clock_error_ns.max(error);
+        if self.clock.replace(clock).is_none() {
+            facts.clock_shift_ns = shift;
+        }
+        facts.clock_drift_ns = facts.clock_drift_ns.max(shift.saturating_sub(facts.clock_shift_ns).saturating_abs());
+        Ok(shift)
     }
 
     /// Whether the launches from here on are recorded: when there is a clock to bring their times to.
     pub fn record(&mut self, clock: Option<Clock>) -> Result<(), EngineError> {
-        let first = clock.is_some() && !self.aligned;
+        let first = clock.is_some() && self.clock.is_none();
         self.recording = clock.is_some();
         self.enable(clock.is_some())?;
         if first {
@@ -205,7 +220,7 @@ impl Profiler {
             shared().records.clear();
         }
         match clock {
-            Some(clock) if !self.aligned => self.align(clock),
+            Some(clock) if first => self.align(clock).map(|_| ()),
             _ => Ok(()),
         }
     }
@@ -275,6 +290,11 @@ impl Profiler {
         if !self.has_records() {
             return Ok(Vec::new());
         }
+        // As soon as the step has ended: the clocks are as far apart now as they were in it.
+        let shift = match self.clock {
+            Some(clock) => self.align(clock)?,
+            None => self.facts.clock_shift_ns,
+        };
         // SAFETY: a number by value; 1 = also buffers that are not full.
         let flushed = unsafe { (self.library.functions.flush)(1) };
         self.done("it gives no records", flushed)?;
@@ -286,7 +306,7 @@ impl Profiler {
         let mut shared = shared();
         let records = std::mem::take(&mut shared.records);
         self.facts.dropped += std::mem::take(&mut shared.overflow);
-        let joined = join(&records, &self.owners, &shared.nodes, self.facts.clock_shift_ns);
+        let joined = join(&records, &self.owners, &shared.nodes, shift);
         let Joined { kernels, timeless } = joined
             .map_err(|reason| refused(&format!("{}, version {}: {reason}; use --kernels off", self.library.path, self.library.version)))?;
         let expected = std::mem::take(&mut self.expected);
@@ -306,7 +326,10 @@ impl Profiler {
 
 impl Drop for Profiler {
     fn drop(&mut self) {
-        let _ = self.enable(false);
+        // A version that may stop for ever when records are switched off is spared that at the end.
+        if self.facts.flaw.is_none() {
+            let _ = self.enable(false);
+        }
         // SAFETY: subscribed by `open`, and by nobody else ended.
         let _ = unsafe { (self.library.functions.unsubscribe)(self.subscriber) };
     }
