@@ -274,7 +274,8 @@ pub fn record(
             witness.describe(writer.facts_mut(), plan.options.kernel_every);
             let facts = writer.facts_mut();
             facts.instrumentation.overhead_share = cost.share().filter(|_| !facts.emulated);
-            writer.facts_mut().warnings.extend(warnings);
+            let unknown = (kernels && plan.options.kernel_every > 1).then(|| overhead_unknown(facts, &cost)).flatten();
+            facts.warnings.extend(unknown.into_iter().chain(warnings));
             if totals.steps == 0 && totals.interrupted {
                 let manifest = writer.facts_mut().clone();
                 writer.abandon("interrupted".to_owned())?;
@@ -326,6 +327,20 @@ fn unrecorded_hash(plan: &Plan<'_>, clock: Clock, stop: &AtomicBool) -> Result<O
     let mut tokens = TokensOnly::default();
     let totals = run(plan, clock, &mut tokens, stop, &mut |_| ())?;
     Ok((!totals.interrupted).then(|| tokens.0.finish()))
+}
+
+/// Why what timing costs, which `--kernel-every` was to show, is not known; `None` when it is.
+fn overhead_unknown(facts: &Manifest, cost: &TimingCost) -> Option<Warning> {
+    if facts.instrumentation.overhead_share.is_some() {
+        return None;
+    }
+    let why = if facts.emulated {
+        "the device is emulated, and its times mean nothing".to_owned()
+    } else {
+        let pairs = cost.pairs();
+        format!("{pairs} pairs of a timed step and an untimed one like it are too few, 10 are needed; record more tokens")
+    };
+    Some(Warning::new("overhead_unknown", format!("what timing the kernels costs is unknown: {why}")))
 }
 
 fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {

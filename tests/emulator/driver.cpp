@@ -102,12 +102,21 @@ void Operation::operator()() const {
     if (hooks.done && work.kind) hooks.done(&work);
 }
 
-// The correlation id of an API call that launches work at once; 0 when it is captured or nobody profiles.
-uint32_t begin_api(void* stream) { return hooks.api && !stream_of(stream).capture ? hooks.api() : 0; }
+// CUPTI's numbers of the driver's functions (cupti_driver_cbid.h).
+enum Api { EVENT_RECORD = 119, STREAM_SYNCHRONIZE = 126, MEMSET_D8 = 216, TO_DEVICE = 277, TO_HOST = 279, ON_DEVICE = 281, LAUNCH_KERNEL = 307, LAUNCH_GRAPH = 514 };
+
+uint32_t api_of(const emu_work& work) {
+    if (work.kind == 2) return MEMSET_D8;
+    if (work.kind == 1) return work.copy_kind == 1 ? TO_DEVICE : work.copy_kind == 2 ? TO_HOST : ON_DEVICE;
+    return LAUNCH_KERNEL;
+}
+
+// The correlation id of an API call; 0 when it is captured or nobody profiles.
+uint32_t begin_api(void* stream, uint32_t function) { return hooks.api && !stream_of(stream).capture ? hooks.api(function) : 0; }
 
 void enqueue(void* stream, std::function<void()> run, emu_work work = {}) {
     Stream& s = stream_of(stream);
-    if (!s.capture && work.kind) work.correlation = begin_api(stream);
+    if (!s.capture && work.kind) work.correlation = begin_api(stream, api_of(work));
     Operation op{std::move(run), work};
     if (s.capture) {
         op.work.node = ++nodes_made;
@@ -146,6 +155,7 @@ void write_counts() {
 // Work without a stream waits for all that came before; there is one stream at a time in use here.
 int synchronise(void* stream) {
     waits++;
+    begin_api(stream, STREAM_SYNCHRONIZE);
     Stream& s = stream_of(stream);
     if (s.capture) {
         s.capture->spoiled = true;
@@ -282,7 +292,7 @@ API cuGraphUpload(void*, void*) { return OK; }
 API cuGraphLaunch(void* executable, void* stream) {
     if (stream_of(stream).capture) return NOT_SUPPORTED;
     Stream& queue = queue_of(stream_of(stream));
-    uint32_t correlation = begin_api(stream);
+    uint32_t correlation = begin_api(stream, LAUNCH_GRAPH);
     for (const auto& node : static_cast<Graph*>(executable)->nodes) {
         Operation op = *node;
         op.work.correlation = correlation;
@@ -297,6 +307,7 @@ API cuGraphExecDestroy(void* graph) { delete static_cast<Graph*>(graph); return 
 API cuEventCreate(void** event, unsigned) { *event = new Event{}; return OK; }
 API cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }
 API cuEventRecord(void* event, void* stream) {
+    begin_api(stream, EVENT_RECORD);
     enqueue(stream, [event] { static_cast<Event*>(event)->at = std::chrono::steady_clock::now(); });
     return OK;
 }

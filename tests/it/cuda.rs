@@ -694,6 +694,41 @@ fn kernels_stay_in_their_steps_however_the_clocks_drift() {
     }
 }
 
+/// Calls of the driver that launch nothing are not traced where CUPTI can tell them apart; where it cannot, all are, and labels are the same.
+#[test]
+fn only_launches_are_traced() {
+    let dir = tempfile::tempdir().unwrap();
+    let counts = dir.path().join("counts.json");
+    let mut seen = Vec::new();
+    for whole in ["0", "1"] {
+        let knobs = [("EMU_CUPTI_WHOLE", whole), ("EMU_CUPTI_COUNTS", counts.to_str().unwrap())];
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti", "--kernel-every", "2"], &knobs);
+        assert_eq!(code, 0, "{stderr}");
+        let traced: BTreeMap<u32, u64> = serde_json::from_slice(&std::fs::read(&counts).unwrap()).unwrap();
+        seen.push((traced, labels(&trace.unwrap())));
+    }
+    let [(launches, some), (all, every)] = seen.as_slice() else { panic!("{seen:?}") };
+    assert!(some == every && !some.is_empty());
+    // cuLaunchKernel and cuGraphLaunch; cuEventRecord and cuStreamSynchronize.
+    assert!([307, 514].iter().all(|function| launches[function] > 10), "{launches:?}");
+    assert!([119, 126].iter().all(|function| !launches.contains_key(function) && all[function] > 10), "{launches:?} {all:?}");
+    assert_eq!(launches.iter().collect::<Vec<_>>(), all.iter().filter(|(f, _)| launches.contains_key(f)).collect::<Vec<_>>());
+}
+
+/// What timing costs is measured by a device's times, and those of an emulated one are none.
+#[test]
+fn what_timing_costs_an_emulated_device_is_unknown_and_it_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    for kernels in ["cupti", "auto"] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", kernels, "--kernel-every", "2", "--draft", "none"], &[]);
+        assert_eq!(code, 0, "{stderr}");
+        let trace = trace.unwrap();
+        assert_eq!(trace.manifest().instrumentation.overhead_share, None);
+        let told: Vec<_> = trace.manifest().warnings.iter().filter(|w| w.code == "overhead_unknown").collect();
+        assert!(told.len() == 1 && told[0].message.contains("emulated"), "{told:?}");
+    }
+}
+
 /// The version that may stop when records are switched off is named before it can.
 #[test]
 fn a_version_with_known_faults_is_warned_of() {

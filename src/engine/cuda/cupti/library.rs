@@ -53,10 +53,15 @@ functions! {
     node_id = "cuptiGetGraphNodeId": fn(*mut c_void, *mut u64);
 }
 
+/// `cuptiActivityEnableDriverApi`: a function of the driver by its number, and whether its calls are traced.
+pub(super) type OneDriverFunction = unsafe extern "C" fn(u32, u8) -> u32;
+
 /// A loaded CUPTI. It stays loaded: its own threads may run to the end of the process.
 #[derive(Debug, Clone)]
 pub(super) struct Library {
     pub functions: Functions,
+    /// Since CUDA 12.5: traces single functions of the driver.
+    pub one_driver_function: Option<OneDriverFunction>,
     /// As `cuptiGetVersion` gives it: 18 to 28 up to CUDA 12.9, then 130000 and more.
     pub version: u32,
     /// Where it was found.
@@ -107,6 +112,8 @@ impl Library {
     fn of(library: libloading::Library, path: &Path) -> Result<Self, EngineError> {
         let path = path.display().to_string();
         let functions = Functions::find(&library).map_err(|name| refused(&format!("{path} has no function {name}")))?;
+        // SAFETY: the type is that of CUPTI's headers.
+        let one = unsafe { library.get::<OneDriverFunction>(b"cuptiActivityEnableDriverApi\0") }.ok().map(|symbol| *symbol);
         std::mem::forget(library);
         let mut version = 0;
         // SAFETY: the function is CUPTI's.
@@ -119,7 +126,7 @@ impl Library {
                 "{path} has version {version}, whose records do not name a graph's nodes; version {OLDEST} (CUDA 12.1) or later is needed"
             )));
         }
-        Ok(Self { functions, version, path })
+        Ok(Self { functions, one_driver_function: one, version, path })
     }
 
     /// The error of a call that gave `code`.

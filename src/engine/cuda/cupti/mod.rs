@@ -29,8 +29,12 @@ pub fn is_of_cupti(error: &EngineError) -> bool {
     matches!(error, EngineError::Device(reason) if reason.starts_with(library::PREFIX))
 }
 
-/// The kinds of records that are asked for. Without a driver's API there are no external ids.
-const KINDS: [u32; 5] = [kind::EXTERNAL_CORRELATION, kind::DRIVER, kind::CONCURRENT_KERNEL, kind::MEMCPY, kind::MEMSET];
+/// The kinds of records that are asked for, besides calls of the driver.
+const KINDS: [u32; 4] = [kind::EXTERNAL_CORRELATION, kind::CONCURRENT_KERNEL, kind::MEMCPY, kind::MEMSET];
+
+/// The driver's functions that put kernels and copies into a stream, as CUPTI numbers them (`cupti_driver_cbid.h`): `cuLaunchKernel`,
+/// `cuLaunchKernelEx`, `cuLaunchCooperativeKernel`, `cuGraphLaunch`, asynchronous copies to, from and on the device, and `cuMemsetD8Async`.
+const LAUNCHES: [u32; 8] = [307, 652, 477, 514, 277, 279, 281, 216];
 
 /// Comparisons of the two clocks; the closest one counts.
 const COMPARISONS: usize = 32;
@@ -175,11 +179,29 @@ impl Profiler {
         self.enabled = on;
         let f = self.library.functions;
         let call = if on { f.enable } else { f.disable };
+        self.trace_driver(on)?;
         KINDS.into_iter().try_for_each(|kind| {
             // SAFETY: a number by value.
             let switched = unsafe { call(kind) };
             self.done(&format!("records of kind {kind} cannot be switched"), switched)
         })
+    }
+
+    /// Switches records of the driver's calls, without which a kernel has no id: of those that launch something where CUPTI can tell them
+    /// apart, else of all. Each costs the host time.
+    fn trace_driver(&mut self, on: bool) -> Result<(), EngineError> {
+        if let Some(one) = self.library.one_driver_function {
+            // SAFETY: numbers by value.
+            if LAUNCHES.into_iter().all(|function| unsafe { one(function, u8::from(on)) } == 0) {
+                return Ok(());
+            }
+            // The whole kind overrides what was switched one by one.
+            self.library.one_driver_function = None;
+        }
+        let f = self.library.functions;
+        // SAFETY: a number by value.
+        let switched = unsafe { if on { (f.enable)(kind::DRIVER) } else { (f.disable)(kind::DRIVER) } };
+        self.done("records of the driver's calls cannot be switched", switched)
     }
 
     /// Compares CUPTI's clock, which is the system's and may be slewed, with the steps', which never is: the closest of some looks at both.
