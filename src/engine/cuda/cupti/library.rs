@@ -2,6 +2,7 @@
 
 use super::search::CuptiSearch;
 use crate::engine::EngineError;
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 
@@ -101,7 +102,10 @@ impl Library {
             // SAFETY: loads a library, whose initialisers are as safe as any library's.
             match unsafe { libloading::Library::new(path) } {
                 Ok(library) => return Self::of(library, path),
-                Err(error) if search.files.contains(path) => why = why.or(Some(format!("{}: {error}", path.display()))),
+                // The loader's own words, which name the file, are the error's source.
+                Err(error) if search.files.contains(path) => {
+                    why = why.or_else(|| Some(error.source().map_or_else(|| error.to_string(), ToString::to_string)));
+                }
                 Err(_) => {}
             }
         }
