@@ -3,7 +3,8 @@
 use super::nvml::Nvml;
 use super::{Plan, RecordError};
 use crate::engine::cuda::{
-    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti,
+    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, check_cupti,
+    is_of_cupti,
 };
 use crate::engine::drafter::{DraftKind, Drafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
@@ -56,6 +57,15 @@ pub(super) fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>
             opened => Ok((opened?, None)),
         },
     }
+}
+
+/// Whether there is the CUPTI that a plan insists on; it is not opened.
+///
+/// # Errors
+/// When there is none, or not one that could be used.
+pub(super) fn check_profiler(plan: &Plan<'_>) -> Result<(), EngineError> {
+    let needed = plan.options.backend == BackendKind::Cuda && plan.options.cupti == CuptiUse::Always;
+    if needed { check_cupti() } else { Ok(()) }
 }
 
 impl<'p> Backend<'p> {

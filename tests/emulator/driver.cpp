@@ -205,6 +205,13 @@ int knob(const char* name, int otherwise) {
     return v ? std::atoi(v) : otherwise;
 }
 
+// EMU_BAD_CONTEXT=N: from the Nth context on, half of every large copy to the device arrives as zeros: a device that does not repeat itself.
+int contexts;
+void copy_to_device(void* to, const void* from, size_t size) {
+    std::memcpy(to, from, size);
+    if (size >= 4096 && contexts >= knob("EMU_BAD_CONTEXT", contexts + 1)) std::memset(static_cast<char*>(to) + size / 2, 0, size - size / 2);
+}
+
 API cuInit(unsigned) {
     const char* init = std::getenv("EMU_INIT");
     while (init && std::string(init) == "hang") pause();
@@ -246,7 +253,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
-API cuDevicePrimaryCtxRetain(void** context, int) { *context = &context_storage; return OK; }
+API cuDevicePrimaryCtxRetain(void** context, int) { contexts++, *context = &context_storage; return OK; }
 API cuDevicePrimaryCtxRelease_v2(int) { return OK; }
 API cuCtxGetCurrent(void** context) { *context = current; return OK; }
 API cuCtxSetCurrent(void* context) { current = context; return OK; }
@@ -367,12 +374,12 @@ API cuMemsetD8Async(void* at, unsigned char value, size_t size, void* stream) {
 API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(to, size)) return INVALID_VALUE;
     if (is_pinned(from, size)) {
-        enqueue(stream, [=] { std::memcpy(to, from, size); }, copy_of(1, 1, size));
+        enqueue(stream, [=] { copy_to_device(to, from, size); }, copy_of(1, 1, size));
         return OK;
     }
     // Pageable memory is read before the call returns.
     std::string bytes(static_cast<const char*>(from), size);
-    enqueue(stream, [=] { std::memcpy(to, bytes.data(), size); }, copy_of(1, 1, size));
+    enqueue(stream, [=] { copy_to_device(to, bytes.data(), size); }, copy_of(1, 1, size));
     return OK;
 }
 API cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, void* stream) {
@@ -391,7 +398,7 @@ API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(to, size)) return INVALID_VALUE;
-    std::memcpy(to, from, size);
+    copy_to_device(to, from, size);
     return OK;
 }
 API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {

@@ -123,7 +123,7 @@ fn every_launch_is_labelled(name: &str, trace: &Trace) {
     assert!(seen.len() >= 20, "{name}: {seen:?}");
 }
 
-const DEMO: [&str; 8] =
+pub(crate) const DEMO: [&str; 8] =
     ["--model", "demo", "--prompt", "def main():\n", "--prompt", "class Reader:\n    def read(self", "--max-new-tokens", "24"];
 
 #[test]
@@ -509,7 +509,7 @@ fn what_does_not_fit_is_refused_with_the_numbers_before_anything_is_made() {
 }
 
 /// The emulator's libcupti.so.13.
-fn cupti() -> String {
+pub(crate) fn cupti() -> String {
     emulator().parent().unwrap().join("cupti/libcupti.so.13").to_str().unwrap().to_owned()
 }
 
@@ -522,10 +522,10 @@ fn profiled(dir: &Path, more: &[&str], knobs: &[(&str, &str)]) -> (i32, String, 
 }
 
 /// Layer, module, component and name of each of a step's kernels, sorted.
-type Labels = Vec<(Option<u16>, bool, Component, String)>;
+pub(crate) type Labels = Vec<(Option<u16>, bool, Component, String)>;
 
 /// Labels by step; of what ran on the host, none.
-fn labels(trace: &Trace) -> BTreeMap<u32, Labels> {
+pub(crate) fn labels(trace: &Trace) -> BTreeMap<u32, Labels> {
     let mut all: BTreeMap<u32, Labels> = BTreeMap::new();
     for (step, k) in trace.kernels().unwrap() {
         if !k.name.starts_with("cpu.") {
@@ -860,7 +860,7 @@ fn with_nvml(dir: &Path, nvml: bool, knobs: &[(&str, &str)]) -> Trace {
     trace
 }
 
-fn has_warning(trace: &Trace, code: &str) -> bool {
+pub(crate) fn has_warning(trace: &Trace, code: &str) -> bool {
     trace.manifest().warnings.iter().any(|w| w.code == code)
 }
 

@@ -64,6 +64,14 @@ pub struct CuptiFacts {
     pub flaw: Option<&'static str>,
 }
 
+/// Looks for a CUPTI that could be used, and does not open it: a process should do that once.
+///
+/// # Errors
+/// When there is none, it lacks functions, or it is too old.
+pub fn check_cupti() -> Result<(), EngineError> {
+    Library::load().map(|_| ())
+}
+
 /// What looking for CUPTI and opening it has shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CuptiState {
