@@ -49,7 +49,7 @@ impl CuptiSearch {
         match &self.named {
             Some(named) if self.files.is_empty() => format!("SPECPROF_CUPTI names {}, a folder without {NAME}", named.display()),
             Some(named) => format!("SPECPROF_CUPTI names {}, which cannot be loaded", named.display()),
-            None if !self.files.is_empty() => format!("what was found of {NAME} cannot be loaded"),
+            None if !self.files.is_empty() => format!("what was found of {NAME} cannot be loaded; name another by SPECPROF_CUPTI"),
             None => format!(
                 "{NAME} is not found (it is not part of the driver): install the CUDA toolkit's extras, or pip install nvidia-cuda-cupti, and \
                  name the file or its folder in SPECPROF_CUPTI"
