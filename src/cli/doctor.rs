@@ -114,7 +114,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
 
 /// Every check, in the order in which they depend on each other. The probes run side by side.
 fn checks(limit: Duration) -> Vec<Check> {
-    let asked = [Probe::Nvml, Probe::Cuda].map(|probe| std::thread::spawn(move || probe.ask(limit)));
+    let asked = [Probe::Cupti, Probe::Nvml, Probe::Cuda].map(|probe| std::thread::spawn(move || probe.ask(limit)));
     let mut all = checks::safe();
     all.extend(asked.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
     all

@@ -78,6 +78,9 @@ pub struct Args {
     /// Time the kernels of one step in N; with N of 2 and more the manifest says what timing costs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Recording")]
     kernel_every: u32,
+    /// Which pass over the prompts the kernels' times are from. A second one slows no step of the trace; exit 1 when it emits other tokens
+    #[arg(long, value_enum, value_name = "PASS", default_value_t = KernelsPass::Same, help_heading = "Recording")]
+    kernels_pass: KernelsPass,
     /// Run the requests a first time with nothing recorded and compare the tokens; exit 1 when they differ
     #[arg(long, help_heading = "Recording")]
     self_check: bool,
@@ -112,6 +115,14 @@ enum Kernels {
     Cupti,
     /// Never
     Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum KernelsPass {
+    /// The one that everything else is from
+    Same,
+    /// Another one over the same prompts, after the first; its kernels stand under the steps of the first
+    Second,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -161,6 +172,7 @@ impl Args {
             Kernels::Off => CuptiUse::Never,
         };
         options.kernel_every = self.kernel_every;
+        options.second_pass = self.kernels_pass == KernelsPass::Second;
         options.self_check = self.self_check;
         options.backend = self.backend.kind();
         options
@@ -180,6 +192,9 @@ impl Args {
         }
         if self.kernel_every > 1 && self.kernels == Kernels::Off {
             notes.push("--kernel-every has no effect with --kernels off".to_owned());
+        }
+        if self.kernels_pass == KernelsPass::Second && self.kernels == Kernels::Off {
+            notes.push("--kernels-pass has no effect with --kernels off".to_owned());
         }
         if self.run.thinking.is_some() && !prompts.iter().any(|p| matches!(p.source, PromptSource::Messages { enable_thinking: None, .. }))
         {
@@ -248,7 +263,8 @@ fn try_record(plan: &Plan<'_>, dir: &Path, force: bool, telemetry: bool, stop: &
     let bar = ui.progress(plan.max_tokens(), "tokens");
     let mut show = |p: Progress| {
         bar.set_position(p.settled_tokens);
-        bar.set_message(format!("request {}/{}", (p.totals.requests as usize + 1).min(p.requests), p.requests));
+        let pass = if p.second_pass { "second pass, " } else { "" };
+        bar.set_message(format!("{pass}request {}/{}", (p.totals.requests as usize + 1).min(p.requests), p.requests));
     };
     let recording = crate::record::record(plan, dir, force, telemetry, stop, &mut show);
     bar.finish_and_clear();
@@ -345,6 +361,7 @@ impl From<RecordError> for Failure {
             RecordError::Engine(e) => e.into(),
             RecordError::Trace(e) => e.into(),
             RecordError::Workload(WorkloadError::Io { path, source }) => read_failure(&path, &source),
+            differ @ RecordError::PassesDiffer { .. } => Self::Check(super::exit::one_line(&differ.to_string())),
             other => Self::Input(super::exit::one_line(&other.to_string())),
         }
     }

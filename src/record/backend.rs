@@ -3,7 +3,8 @@
 use super::nvml::Nvml;
 use super::{Plan, RecordError};
 use crate::engine::cuda::{
-    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti,
+    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, check_cupti,
+    is_of_cupti,
 };
 use crate::engine::drafter::{DraftKind, Drafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
@@ -56,6 +57,15 @@ pub(super) fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>
             opened => Ok((opened?, None)),
         },
     }
+}
+
+/// Whether there is the CUPTI that a plan insists on; it is not opened.
+///
+/// # Errors
+/// When there is none, or not one that could be used.
+pub(super) fn check_profiler(plan: &Plan<'_>) -> Result<(), EngineError> {
+    let needed = plan.options.backend == BackendKind::Cuda && plan.options.cupti == CuptiUse::Always;
+    if needed { check_cupti() } else { Ok(()) }
 }
 
 impl<'p> Backend<'p> {
@@ -114,7 +124,11 @@ impl<'p> Backend<'p> {
         manifest.engine = format!("specprof-cuda {}", env!("CARGO_PKG_VERSION"));
         manifest.device = DeviceInfo { kind: "cuda".to_owned(), name: device.name().to_owned(), units: device.units() };
         manifest.emulated = device.is_emulated();
-        if timed && device.cupti().is_none() {
+        let cupti = device.cupti().filter(|_| timed);
+        if let Some(flaw) = cupti.as_ref().and_then(|facts| facts.flaw) {
+            manifest.warnings.push(Warning::new("cupti_13_0", flaw));
+        }
+        if timed && cupti.is_none() {
             let why = self.no_cupti.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
             let text = format!(
                 "kernels were timed by an event after each launch{why}: the gap before a kernel counts with it, and steps take longer than \
@@ -159,6 +173,7 @@ impl Witness {
                 missing: facts.missing,
                 clock_shift_ns: facts.clock_shift_ns,
                 clock_error_ns: facts.clock_error_ns,
+                clock_drift_ns: Some(facts.clock_drift_ns),
             });
             let lost = facts.timeless + facts.missing;
             if lost > 0 || facts.dropped > 0 {

@@ -4,6 +4,7 @@ use super::workload::WorkloadError;
 use crate::engine::EngineError;
 use crate::engine::speculate::SpeculateError;
 use crate::trace::TraceError;
+use std::path::PathBuf;
 
 /// An error of a recording. Each is one line.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +24,18 @@ pub enum RecordError {
     NoMtp {
         /// The model's name.
         model: String,
+    },
+    /// The second pass over the prompts was not what the first was.
+    #[error(
+        "--kernels-pass second: the second pass is not the first: {what}; {} keeps the first, marked incomplete. Times of one are not the \
+         other's: use --kernels-pass same, and look with --self-check whether the device repeats itself",
+        dir.display()
+    )]
+    PassesDiffer {
+        /// The trace.
+        dir: PathBuf,
+        /// What differs.
+        what: String,
     },
 }
 

@@ -121,34 +121,6 @@ fn library_dirs() -> Vec<PathBuf> {
     extra.split(':').filter(|p| !p.is_empty()).chain(USUAL.iter().copied()).map(PathBuf::from).collect()
 }
 
-/// The CUPTI library, without loading it.
-///
-/// # Errors
-/// The places where it was looked for, in order: `$SPECPROF_CUPTI` (the file or its folder), `$CUDA_HOME`, the toolkits in
-/// `/usr/local`, and the loader's.
-pub fn cupti_library() -> Result<PathBuf, Vec<PathBuf>> {
-    const NAME: &str = "libcupti.so";
-    let named = std::env::var_os("SPECPROF_CUPTI").map(PathBuf::from);
-    if let Some(file) = named.as_ref().filter(|path| path.is_file()) {
-        return Ok(file.clone());
-    }
-    let mut dirs: Vec<PathBuf> = named.into_iter().collect();
-    let mut toolkits: Vec<PathBuf> = std::env::var_os("CUDA_HOME").map(PathBuf::from).into_iter().collect();
-    let is_toolkit = |path: &PathBuf| path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("cuda"));
-    let mut local: Vec<_> =
-        fs::read_dir("/usr/local").into_iter().flatten().filter_map(|e| Some(e.ok()?.path())).filter(is_toolkit).collect();
-    local.sort();
-    // Always named, so that it is said where one belongs.
-    if local.is_empty() {
-        local.push(PathBuf::from("/usr/local/cuda"));
-    }
-    toolkits.extend(local);
-    let inside = [PathBuf::from("extras/CUPTI/lib64"), Path::new("targets").join(format!("{}-linux/lib", std::env::consts::ARCH))];
-    dirs.extend(toolkits.iter().flat_map(|toolkit| inside.iter().map(|dir| toolkit.join(dir))));
-    dirs.extend(library_dirs());
-    dirs.iter().find_map(|dir| library_in(dir, NAME)).ok_or(dirs)
-}
-
 fn library_in(dir: &Path, name: &str) -> Option<PathBuf> {
     let exact = dir.join(name);
     if exact.exists() {

@@ -15,6 +15,7 @@ pub mod nvml;
 mod overhead;
 mod plan;
 mod run;
+mod second_pass;
 pub mod sweep;
 pub mod workload;
 

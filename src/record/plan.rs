@@ -41,6 +41,8 @@ pub struct Options {
     pub kernels: bool,
     /// Of so many steps those of one; at least 1.
     pub kernel_every: u32,
+    /// Whether they are those of a second pass over the same prompts.
+    pub second_pass: bool,
     /// Whether the requests are run a first time with nothing recorded, to compare the tokens.
     pub self_check: bool,
     /// Whether CUPTI times them on a GPU.
@@ -71,6 +73,7 @@ impl Default for Options {
             store_text: false,
             kernels: true,
             kernel_every: 1,
+            second_pass: false,
             self_check: false,
             cupti: CuptiUse::Never,
             min_survival: 0.0,

@@ -4,6 +4,7 @@ use super::backend::Backend;
 use super::bandwidth::copy_gb_per_s;
 use super::facts::run_facts;
 use super::overhead::TimingCost;
+use super::second_pass::{self, FirstPass};
 use super::{Plan, RecordError};
 use crate::engine::Routing;
 use crate::engine::clock::Clock;
@@ -58,6 +59,8 @@ pub struct Progress {
     pub requests: usize,
     /// Tokens that are no longer to come: generated, or not wanted because a request ended early.
     pub settled_tokens: u64,
+    /// Whether this is the second pass over the prompts.
+    pub second_pass: bool,
 }
 
 /// A finished recording.
@@ -87,7 +90,8 @@ struct Tally<'a> {
 
 impl Tally<'_> {
     fn report(&mut self) {
-        (self.progress)(Progress { totals: self.totals, requests: self.requests, settled_tokens: self.settled });
+        let (totals, requests) = (self.totals, self.requests);
+        (self.progress)(Progress { totals, requests, settled_tokens: self.settled, second_pass: false });
     }
 }
 
@@ -154,7 +158,7 @@ pub fn run(
 }
 
 /// A speculator that the plan's warm-up requests have been run on. Their random numbers are not those of any recorded request.
-fn ready<'c>(backend: Backend<'c>, plan: &Plan<'c>, clock: Clock, stop: &AtomicBool) -> Result<Speculator<'c>, RecordError> {
+pub(super) fn ready<'c>(backend: Backend<'c>, plan: &Plan<'c>, clock: Clock, stop: &AtomicBool) -> Result<Speculator<'c>, RecordError> {
     let config = &plan.checkpoint.config;
     let mut speculator = Speculator::new(config, backend.target, backend.drafter, plan.settings(), clock);
     for (number, planned) in (0..plan.options.warmup).zip(plan.requests.iter().cycle()) {
@@ -172,7 +176,8 @@ fn ready<'c>(backend: Backend<'c>, plan: &Plan<'c>, clock: Clock, stop: &AtomicB
     Ok(speculator)
 }
 
-fn run_requests(
+/// Runs the plan's requests on a speculator that is ready for them.
+pub(super) fn run_requests(
     plan: &Plan<'_>,
     speculator: &mut Speculator<'_>,
     probe: &mut dyn Probe,
@@ -245,12 +250,15 @@ pub fn record(
 ) -> Result<Recording, RecordError> {
     let clock = Clock::start();
     let kernels = plan.options.kernels;
+    // Before the first pass: what the second lacks would come late.
+    let mut first = if kernels && plan.options.second_pass { Some(FirstPass::prepare(plan)?) } else { None };
+    let timed = kernels && first.is_none();
     let unrecorded = if plan.options.self_check { unrecorded_hash(plan, clock, stop)? } else { None };
     // Before anything is created: a device may not be there, or have too little memory.
-    let backend = Backend::open(plan, kernels)?;
+    let backend = Backend::open(plan, timed)?;
     let mut facts = run_facts(plan, clock.started_ns());
     facts.instrumentation.unrecorded_token_hash = unrecorded;
-    backend.describe(&mut facts, kernels);
+    backend.describe(&mut facts, timed);
     let (witness, memory) = (backend.witness(), backend.memory);
     let sensor = if telemetry { backend.sensor(&mut facts) } else { None };
     let has_sensor = sensor.is_some();
@@ -262,19 +270,33 @@ pub fn record(
     // Samples begin with the recorded requests.
     let ended =
         ready(backend, plan, clock, stop).and_then(|speculator| Ok((speculator, sampler()?))).and_then(|(mut speculator, sampler)| {
-            let ended = run_requests(plan, &mut speculator, &mut writer, stop, progress);
+            let ended = match &mut first {
+                Some(first) => run_requests(plan, &mut speculator, &mut first.through(&mut writer), stop, progress),
+                None => run_requests(plan, &mut speculator, &mut writer, stop, progress),
+            };
             let throttling = sampler.map(HostSampler::finish).unwrap_or_default();
             // Also of a run that fails: what is kept of it carries the warning.
             writer.facts_mut().warnings.extend(of_telemetry(&throttling, has_sensor));
             ended
         });
+    if ended.is_ok() {
+        witness.describe(writer.facts_mut(), plan.options.kernel_every);
+    }
+    // The device of the first pass is given back before the second opens one.
+    drop(witness);
+    let ended = ended.and_then(|(mut totals, cost)| {
+        if let Some(first) = first.as_ref().filter(|_| !totals.interrupted) {
+            totals.interrupted = second_pass::run(plan, clock, dir, first, &mut writer, stop, progress)?;
+        }
+        Ok((totals, cost))
+    });
     match ended {
         Ok((totals, cost)) => {
             let warnings = warnings(plan, &totals);
-            witness.describe(writer.facts_mut(), plan.options.kernel_every);
             let facts = writer.facts_mut();
             facts.instrumentation.overhead_share = cost.share().filter(|_| !facts.emulated);
-            writer.facts_mut().warnings.extend(warnings);
+            let unknown = (timed && plan.options.kernel_every > 1).then(|| overhead_unknown(facts, &cost)).flatten();
+            facts.warnings.extend(unknown.into_iter().chain(warnings));
             if totals.steps == 0 && totals.interrupted {
                 let manifest = writer.facts_mut().clone();
                 writer.abandon("interrupted".to_owned())?;
@@ -326,6 +348,20 @@ fn unrecorded_hash(plan: &Plan<'_>, clock: Clock, stop: &AtomicBool) -> Result<O
     let mut tokens = TokensOnly::default();
     let totals = run(plan, clock, &mut tokens, stop, &mut |_| ())?;
     Ok((!totals.interrupted).then(|| tokens.0.finish()))
+}
+
+/// Why what timing costs, which `--kernel-every` was to show, is not known; `None` when it is.
+fn overhead_unknown(facts: &Manifest, cost: &TimingCost) -> Option<Warning> {
+    if facts.instrumentation.overhead_share.is_some() {
+        return None;
+    }
+    let why = if facts.emulated {
+        "the device is emulated, and its times mean nothing".to_owned()
+    } else {
+        let pairs = cost.pairs();
+        format!("{pairs} pairs of a timed step and an untimed one like it are too few, 10 are needed; record more tokens")
+    };
+    Some(Warning::new("overhead_unknown", format!("what timing the kernels costs is unknown: {why}")))
 }
 
 fn warnings(plan: &Plan<'_>, totals: &Totals) -> Vec<Warning> {

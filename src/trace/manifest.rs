@@ -315,6 +315,9 @@ pub struct Instrumentation {
     /// The profiler that recorded the kernels; absent where there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profiler: Option<ProfilerFacts>,
+    /// The pass that the kernels' times are from; absent where it is the one that the steps are from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_pass: Option<SecondPass>,
     /// Of `record --self-check`: the hash of the tokens that the same run emits with nothing recorded. The trace's `token_hash` is that of
     /// the recorded run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -338,10 +341,25 @@ pub struct ProfilerFacts {
     pub timeless: u64,
     /// Of these, how many have no record.
     pub missing: u64,
-    /// Added to the profiler's times to make them the steps' clock's, ns.
+    /// Added to the profiler's times of the first step to make them the steps' clock's, ns.
     pub clock_shift_ns: i64,
-    /// How far that may be off, ns.
+    /// How far that may be off, ns; the most of all steps.
     pub clock_error_ns: i64,
+    /// The clocks are compared at every step: the largest difference of a step's shift from the first, ns. `null` where they were compared
+    /// once.
+    #[serde(default)]
+    pub clock_drift_ns: Option<i64>,
+}
+
+/// A second pass over the same prompts, in which the kernels were timed. Their times are of this pass, their steps those of the first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecondPass {
+    /// When its first request began, ns since the Unix epoch.
+    pub started_unix_ns: i64,
+    /// Its steps, each the same as in the first.
+    pub steps: u64,
+    /// SHA-256 over its tokens, as the trace's `token_hash` is over those of the first.
+    pub token_hash: String,
 }
 
 /// Passes that a device ran as graphs.

@@ -1,22 +1,27 @@
 // A stand-in for libcupti over the stand-in for libcuda: subscriptions, activity records, callbacks about graphs' nodes.
 //
-// Its clock is its own: it begins at a fixed time, and work takes a time that depends on its size only. Records are written as NVIDIA's
+// Its clock is its own: it begins at a fixed time, and work takes a time that depends on its size only; with EMU_CUPTI_CLOCK it is the
+// host's, so many millionths fast, and work takes as long as it takes. Records are written as NVIDIA's
 // headers lay them out. Knobs, all off: EMU_CUPTI_KERNEL_SIZE (bytes of a kernel's record), EMU_CUPTI_BUSY (another subscriber),
-// EMU_CUPTI_DENIED (no permission), EMU_CUPTI_VERSION, EMU_CUPTI_DROP (so many kernels' records are dropped), EMU_CUPTI_ZERO (every so
+// EMU_CUPTI_DENIED (no permission), EMU_CUPTI_HANG (never answers), EMU_CUPTI_VERSION, EMU_CUPTI_DROP (so many kernels' records are dropped), EMU_CUPTI_ZERO (every so
 // manieth kernel has no times), EMU_CUPTI_UNKNOWN (records of a kind of the future between the others), EMU_CUPTI_REVERSE (records come
-// backwards), EMU_CUPTI_NO_NODES (records do not name nodes), EMU_CUPTI_SILENT (no callbacks about nodes).
+// backwards), EMU_CUPTI_NO_NODES (records do not name nodes), EMU_CUPTI_SILENT (no callbacks about nodes), EMU_CUPTI_WHOLE
+// (functions of the driver are traced all or none), EMU_CUPTI_COUNTS=FILE (how many calls were traced, by function).
 #include "hooks.h"
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <dlfcn.h>
 #include <map>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 namespace {
 
-enum Result { OK = 0, INVALID_PARAMETER = 1, MAX_LIMIT_REACHED = 12, QUEUE_EMPTY = 18, INVALID_KIND = 21, INSUFFICIENT_PRIVILEGES = 35, MULTIPLE_SUBSCRIBERS = 39, UNKNOWN = 999 };
+enum Result { OK = 0, INVALID_PARAMETER = 1, MAX_LIMIT_REACHED = 12, QUEUE_EMPTY = 18, INVALID_KIND = 21, NOT_SUPPORTED = 27, INSUFFICIENT_PRIVILEGES = 35, MULTIPLE_SUBSCRIBERS = 39, UNKNOWN = 999 };
 enum Kind { MEMCPY = 1, MEMSET = 2, DRIVER = 4, CONCURRENT_KERNEL = 10, EXTERNAL_CORRELATION = 39, FUTURE = 77 };
 
 using Callback = void (*)(void*, uint32_t, uint32_t, const void*);
@@ -28,10 +33,11 @@ uint64_t knob(const char* name) {
     return v ? std::strtoull(v, nullptr, 10) : 0;
 }
 
-bool subscribed;
+bool subscribed, subscribed_before;
 Callback callback;
 void* user;
-std::map<uint32_t, bool> callbacks, kinds;
+std::map<uint32_t, bool> callbacks, kinds, functions;
+std::map<uint32_t, uint64_t> traced;
 Request request_buffer;
 Complete complete_buffer;
 std::map<uint32_t, std::vector<uint64_t>> pushed;
@@ -39,6 +45,22 @@ std::vector<std::string> records;
 uint32_t correlations;
 uint64_t now = 1700000000000000000ull, kernels;
 size_t dropped;
+
+// When the last call began, by the host's clock.
+uint64_t called;
+
+bool hosts_clock() {
+    static const bool on = std::getenv("EMU_CUPTI_CLOCK");
+    return on;
+}
+
+uint64_t hosts_now() {
+    timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    uint64_t ns = at.tv_sec * 1000000000ull + at.tv_nsec;
+    static const uint64_t origin = ns;
+    return ns + (ns - origin) / 1000000 * knob("EMU_CUPTI_CLOCK");
+}
 
 size_t size_of(uint32_t kind) {
     static const size_t kernel = knob("EMU_CUPTI_KERNEL_SIZE") ? knob("EMU_CUPTI_KERNEL_SIZE") : 216;
@@ -67,9 +89,24 @@ void keep(std::string record) {
     records.push_back(std::move(record));
 }
 
-uint32_t api() {
+void write_counts() {
+    const char* path = std::getenv("EMU_CUPTI_COUNTS");
+    FILE* file = path ? std::fopen(path, "w") : nullptr;
+    if (!file) return;
+    const char* comma = "{";
+    for (auto [function, calls] : traced) {
+        std::fprintf(file, "%s\"%u\": %llu", comma, function, (unsigned long long)calls);
+        comma = ", ";
+    }
+    std::fputs("}\n", file);
+    std::fclose(file);
+}
+
+uint32_t api(uint32_t function) {
+    if (hosts_clock()) called = hosts_now();
     // Ids are made only where an API is traced.
-    if (!kinds[DRIVER]) return 0;
+    if (!kinds[DRIVER] && !functions[function]) return 0;
+    traced[function]++;
     uint32_t id = ++correlations;
     if (kinds[EXTERNAL_CORRELATION])
         for (auto& [kind, stack] : pushed)
@@ -81,6 +118,7 @@ uint32_t api() {
                 keep(std::move(r));
             }
     std::string r = record_of(DRIVER);
+    put(r, 4, function);
     put(r, 32, id);
     keep(std::move(r));
     return id;
@@ -89,6 +127,7 @@ uint32_t api() {
 void done(const emu_work* w) {
     uint64_t blocks = uint64_t(w->grid[0]) * w->grid[1] * w->grid[2];
     uint64_t begin = now + 300, end = begin + 900 + blocks * 10 + w->bytes / 64;
+    if (hosts_clock()) begin = std::max(now, called), end = std::max(hosts_now(), begin + 1);
     now = end;
     if (!kinds[w->kind]) return;
     std::string r = record_of(w->kind);
@@ -143,13 +182,16 @@ API cuptiGetVersion(uint32_t* version) {
     *version = knob("EMU_CUPTI_VERSION") ? uint32_t(knob("EMU_CUPTI_VERSION")) : 130001;
     return OK;
 }
-API cuptiGetTimestamp(uint64_t* at) { *at = now; return OK; }
+API cuptiGetTimestamp(uint64_t* at) { *at = hosts_clock() ? hosts_now() : now; return OK; }
 API cuptiGetResultString(uint32_t, const char** text) { *text = "CUPTI_ERROR_OF_THE_EMULATOR"; return OK; }
 API cuptiSubscribe(void** subscriber, Callback c, void* u) {
+    while (knob("EMU_CUPTI_HANG")) pause();
     if (subscribed || knob("EMU_CUPTI_BUSY")) return MULTIPLE_SUBSCRIBERS;
     auto set = driver() ? reinterpret_cast<void (*)(emu_hooks)>(dlsym(driver(), "emu_set_hooks")) : nullptr;
     if (!set) return UNKNOWN;
     set({api, done, node, [] { return now; }});
+    if (!subscribed_before) std::atexit(write_counts);
+    subscribed_before = true;
     subscribed = true;
     callback = c;
     user = u;
@@ -168,8 +210,20 @@ API cuptiActivityRegisterCallbacks(Request request, Complete complete) {
     complete_buffer = complete;
     return OK;
 }
-API cuptiActivityEnable(uint32_t kind) { if (!size_of(kind)) return INVALID_KIND; kinds[kind] = true; return OK; }
-API cuptiActivityDisable(uint32_t kind) { kinds[kind] = false; return OK; }
+int switched(uint32_t kind, bool on) {
+    if (!size_of(kind)) return INVALID_KIND;
+    if (kind == DRIVER) functions.clear();
+    kinds[kind] = on;
+    return OK;
+}
+API cuptiActivityEnable(uint32_t kind) { return switched(kind, true); }
+API cuptiActivityDisable(uint32_t kind) { return switched(kind, false); }
+// The whole kind overrides what was switched before it.
+API cuptiActivityEnableDriverApi(uint32_t function, uint8_t on) {
+    if (knob("EMU_CUPTI_WHOLE")) return NOT_SUPPORTED;
+    functions[function] = on;
+    return OK;
+}
 API cuptiActivityFlushAll(uint32_t) {
     if (knob("EMU_CUPTI_REVERSE")) std::reverse(records.begin(), records.end());
     uint8_t* buffer = nullptr;

@@ -102,12 +102,21 @@ void Operation::operator()() const {
     if (hooks.done && work.kind) hooks.done(&work);
 }
 
-// The correlation id of an API call that launches work at once; 0 when it is captured or nobody profiles.
-uint32_t begin_api(void* stream) { return hooks.api && !stream_of(stream).capture ? hooks.api() : 0; }
+// CUPTI's numbers of the driver's functions (cupti_driver_cbid.h).
+enum Api { EVENT_RECORD = 119, STREAM_SYNCHRONIZE = 126, MEMSET_D8 = 216, TO_DEVICE = 277, TO_HOST = 279, ON_DEVICE = 281, LAUNCH_KERNEL = 307, LAUNCH_GRAPH = 514 };
+
+uint32_t api_of(const emu_work& work) {
+    if (work.kind == 2) return MEMSET_D8;
+    if (work.kind == 1) return work.copy_kind == 1 ? TO_DEVICE : work.copy_kind == 2 ? TO_HOST : ON_DEVICE;
+    return LAUNCH_KERNEL;
+}
+
+// The correlation id of an API call; 0 when it is captured or nobody profiles.
+uint32_t begin_api(void* stream, uint32_t function) { return hooks.api && !stream_of(stream).capture ? hooks.api(function) : 0; }
 
 void enqueue(void* stream, std::function<void()> run, emu_work work = {}) {
     Stream& s = stream_of(stream);
-    if (!s.capture && work.kind) work.correlation = begin_api(stream);
+    if (!s.capture && work.kind) work.correlation = begin_api(stream, api_of(work));
     Operation op{std::move(run), work};
     if (s.capture) {
         op.work.node = ++nodes_made;
@@ -146,6 +155,7 @@ void write_counts() {
 // Work without a stream waits for all that came before; there is one stream at a time in use here.
 int synchronise(void* stream) {
     waits++;
+    begin_api(stream, STREAM_SYNCHRONIZE);
     Stream& s = stream_of(stream);
     if (s.capture) {
         s.capture->spoiled = true;
@@ -195,6 +205,13 @@ int knob(const char* name, int otherwise) {
     return v ? std::atoi(v) : otherwise;
 }
 
+// EMU_BAD_CONTEXT=N: from the Nth context on, half of every large copy to the device arrives as zeros: a device that does not repeat itself.
+int contexts;
+void copy_to_device(void* to, const void* from, size_t size) {
+    std::memcpy(to, from, size);
+    if (size >= 4096 && contexts >= knob("EMU_BAD_CONTEXT", contexts + 1)) std::memset(static_cast<char*>(to) + size / 2, 0, size - size / 2);
+}
+
 API cuInit(unsigned) {
     const char* init = std::getenv("EMU_INIT");
     while (init && std::string(init) == "hang") pause();
@@ -236,7 +253,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
-API cuDevicePrimaryCtxRetain(void** context, int) { *context = &context_storage; return OK; }
+API cuDevicePrimaryCtxRetain(void** context, int) { contexts++, *context = &context_storage; return OK; }
 API cuDevicePrimaryCtxRelease_v2(int) { return OK; }
 API cuCtxGetCurrent(void** context) { *context = current; return OK; }
 API cuCtxSetCurrent(void* context) { current = context; return OK; }
@@ -282,7 +299,7 @@ API cuGraphUpload(void*, void*) { return OK; }
 API cuGraphLaunch(void* executable, void* stream) {
     if (stream_of(stream).capture) return NOT_SUPPORTED;
     Stream& queue = queue_of(stream_of(stream));
-    uint32_t correlation = begin_api(stream);
+    uint32_t correlation = begin_api(stream, LAUNCH_GRAPH);
     for (const auto& node : static_cast<Graph*>(executable)->nodes) {
         Operation op = *node;
         op.work.correlation = correlation;
@@ -297,6 +314,7 @@ API cuGraphExecDestroy(void* graph) { delete static_cast<Graph*>(graph); return 
 API cuEventCreate(void** event, unsigned) { *event = new Event{}; return OK; }
 API cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }
 API cuEventRecord(void* event, void* stream) {
+    begin_api(stream, EVENT_RECORD);
     enqueue(stream, [event] {
         auto host = std::chrono::steady_clock::now().time_since_epoch();
         static_cast<Event*>(event)->ns = hooks.now ? hooks.now() : uint64_t(std::chrono::nanoseconds(host).count());
@@ -360,12 +378,12 @@ API cuMemsetD8Async(void* at, unsigned char value, size_t size, void* stream) {
 API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(to, size)) return INVALID_VALUE;
     if (is_pinned(from, size)) {
-        enqueue(stream, [=] { std::memcpy(to, from, size); }, copy_of(1, 1, size));
+        enqueue(stream, [=] { copy_to_device(to, from, size); }, copy_of(1, 1, size));
         return OK;
     }
     // Pageable memory is read before the call returns.
     std::string bytes(static_cast<const char*>(from), size);
-    enqueue(stream, [=] { std::memcpy(to, bytes.data(), size); }, copy_of(1, 1, size));
+    enqueue(stream, [=] { copy_to_device(to, bytes.data(), size); }, copy_of(1, 1, size));
     return OK;
 }
 API cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, void* stream) {
@@ -384,7 +402,7 @@ API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(to, size)) return INVALID_VALUE;
-    std::memcpy(to, from, size);
+    copy_to_device(to, from, size);
     return OK;
 }
 API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {

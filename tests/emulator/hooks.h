@@ -16,8 +16,8 @@ struct emu_work {
 };
 
 struct emu_hooks {
-    // An API call that launches work begins; gives its correlation id.
-    uint32_t (*api)();
+    // An API call begins, by CUPTI's number of its function; gives its correlation id.
+    uint32_t (*api)(uint32_t function);
     // Work was done.
     void (*done)(const emu_work*);
     // A node was created (`original` null) or cloned for an executable graph.

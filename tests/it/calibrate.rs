@@ -81,14 +81,17 @@ fn kernels_have_the_bytes_of_their_shapes() {
     let dir = tempfile::tempdir().unwrap();
     let driver = crate::kernels::emulator().parent().unwrap();
     let mut tables = Vec::new();
-    for library in ["/nowhere/libcupti.so", driver.join("cupti").to_str().unwrap()] {
+    // A file, and the folder of one.
+    for (timed_by, library) in [("events", "/nowhere/libcupti.so"), ("cupti", driver.join("cupti").to_str().unwrap())] {
         let mut command = Command::cargo_bin("specprof").unwrap();
         let args =
             ["calibrate", "--backend", "cuda", "--model", "synthetic:ling-nano", "--quant", "fp8", "--rows", "1,3", "--repeats", "2"];
         let out = command.args(args).args(["--context", "40", "--by-kernel", "--json", "-o"]).arg(dir.path().join("t.json"));
         let out = out.env("LD_LIBRARY_PATH", driver).env("SPECPROF_CUPTI", library).output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        tables.push(CostTable::parse(&std::fs::read_to_string(dir.path().join("t.json")).unwrap()).unwrap());
+        let text = std::fs::read_to_string(dir.path().join("t.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["timed_by"], timed_by);
+        tables.push(CostTable::parse(&text).unwrap());
     }
     // Graphs or not: the same kernels.
     assert_eq!(tables[0].cells, tables[1].cells);

@@ -129,7 +129,7 @@ fn every_launch_is_labelled(name: &str, trace: &Trace) {
     assert!(seen.len() >= 20, "{name}: {seen:?}");
 }
 
-const DEMO: [&str; 8] =
+pub(crate) const DEMO: [&str; 8] =
     ["--model", "demo", "--prompt", "def main():\n", "--prompt", "class Reader:\n    def read(self", "--max-new-tokens", "24"];
 
 #[test]
@@ -518,7 +518,7 @@ fn what_does_not_fit_is_refused_with_the_numbers_before_anything_is_made() {
 }
 
 /// The emulator's libcupti.so.13.
-fn cupti() -> String {
+pub(crate) fn cupti() -> String {
     emulator().parent().unwrap().join("cupti/libcupti.so.13").to_str().unwrap().to_owned()
 }
 
@@ -531,10 +531,10 @@ fn profiled(dir: &Path, more: &[&str], knobs: &[(&str, &str)]) -> (i32, String, 
 }
 
 /// Layer, module, component and name of each of a step's kernels, sorted.
-type Labels = Vec<(Option<u16>, bool, Component, String)>;
+pub(crate) type Labels = Vec<(Option<u16>, bool, Component, String)>;
 
 /// Labels by step; of what ran on the host, none.
-fn labels(trace: &Trace) -> BTreeMap<u32, Labels> {
+pub(crate) fn labels(trace: &Trace) -> BTreeMap<u32, Labels> {
     let mut all: BTreeMap<u32, Labels> = BTreeMap::new();
     for (step, k) in trace.kernels().unwrap() {
         if !k.name.starts_with("cpu.") {
@@ -685,8 +685,91 @@ fn a_cupti_that_cannot_be_used_is_said_and_auto_takes_events() {
         let (code, stderr, _) = profiled(dir.path(), &["--kernels", "cupti"], &[(knob, "1")]);
         assert!(code == 3 && stderr.contains("--kernels cupti") && stderr.contains(words), "{knob}: {code} {stderr}");
     }
-    let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "auto"], &[]);
-    assert!(code == 0 && trace.unwrap().manifest().instrumentation.profiler.is_some(), "{stderr}");
+    // The file, and the folder that it is in.
+    let file = cupti();
+    let folder = Path::new(&file).parent().unwrap().to_str().unwrap();
+    for (kernels, named) in [("auto", file.as_str()), ("cupti", folder)] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", kernels], &[("SPECPROF_CUPTI", named)]);
+        assert!(code == 0 && trace.unwrap().manifest().instrumentation.profiler.is_some(), "{named}: {stderr}");
+    }
+    let empty = tempfile::tempdir().unwrap();
+    let (code, stderr, _) = profiled(dir.path(), &["--kernels", "cupti"], &[("SPECPROF_CUPTI", empty.path().to_str().unwrap())]);
+    assert!(code == 3 && stderr.contains("a folder without libcupti.so"), "{code} {stderr}");
+}
+
+/// A clock that runs 5 % fast would have kernels leave their steps within a few; compared at every step, they stay.
+#[test]
+fn kernels_stay_in_their_steps_however_the_clocks_drift() {
+    let dir = tempfile::tempdir().unwrap();
+    for (rate, least, most) in [("50000", 0.03, 0.06), ("0", 0.0, 0.01)] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti"], &[("EMU_CUPTI_CLOCK", rate)]);
+        assert_eq!(code, 0, "{stderr}");
+        let trace = trace.unwrap();
+        let (steps, kernels) = (trace.steps().unwrap(), trace.kernels().unwrap());
+        let whole = (steps.host_end_ns[steps.len() - 1] - steps.host_begin_ns[0]) as f64;
+        let facts = trace.manifest().instrumentation.profiler.clone().unwrap();
+        let drift = facts.clock_drift_ns.unwrap() as f64;
+        assert!(drift >= least * whole && drift <= most * whole + 1e6, "{rate}: {facts:?} in {whole} ns");
+        let mut seen = 0;
+        for (step, kernel) in kernels.iter().filter(|(_, k)| !k.name.starts_with("cpu.")) {
+            let i = steps.step_id.iter().position(|id| id == step).unwrap();
+            let (begin, end) = (steps.host_begin_ns[i], steps.host_end_ns[i]);
+            // The step's own share of the drift, and how long it takes to get to look at the clocks.
+            let slack = (end - begin) / 10 + 2_000_000;
+            assert!(kernel.begin_ns >= begin - slack && kernel.end_ns <= end + slack, "{rate}: step {step}, {begin} to {end}: {kernel:?}");
+            seen += 1;
+        }
+        assert!(seen > 500, "{seen}");
+    }
+}
+
+/// Calls of the driver that launch nothing are not traced where CUPTI can tell them apart; where it cannot, all are, and labels are the same.
+#[test]
+fn only_launches_are_traced() {
+    let dir = tempfile::tempdir().unwrap();
+    let counts = dir.path().join("counts.json");
+    let mut seen = Vec::new();
+    for whole in ["0", "1"] {
+        let knobs = [("EMU_CUPTI_WHOLE", whole), ("EMU_CUPTI_COUNTS", counts.to_str().unwrap())];
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti", "--kernel-every", "2"], &knobs);
+        assert_eq!(code, 0, "{stderr}");
+        let traced: BTreeMap<u32, u64> = serde_json::from_slice(&std::fs::read(&counts).unwrap()).unwrap();
+        seen.push((traced, labels(&trace.unwrap())));
+    }
+    let [(launches, some), (all, every)] = seen.as_slice() else { panic!("{seen:?}") };
+    assert!(some == every && !some.is_empty());
+    // cuLaunchKernel and cuGraphLaunch; cuEventRecord and cuStreamSynchronize.
+    assert!([307, 514].iter().all(|function| launches[function] > 10), "{launches:?}");
+    assert!([119, 126].iter().all(|function| !launches.contains_key(function) && all[function] > 10), "{launches:?} {all:?}");
+    assert_eq!(launches.iter().collect::<Vec<_>>(), all.iter().filter(|(f, _)| launches.contains_key(f)).collect::<Vec<_>>());
+}
+
+/// What timing costs is measured by a device's times, and those of an emulated one are none.
+#[test]
+fn what_timing_costs_an_emulated_device_is_unknown_and_it_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    for kernels in ["cupti", "auto"] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", kernels, "--kernel-every", "2", "--draft", "none"], &[]);
+        assert_eq!(code, 0, "{stderr}");
+        let trace = trace.unwrap();
+        assert_eq!(trace.manifest().instrumentation.overhead_share, None);
+        let told: Vec<_> = trace.manifest().warnings.iter().filter(|w| w.code == "overhead_unknown").collect();
+        assert!(told.len() == 1 && told[0].message.contains("emulated"), "{told:?}");
+    }
+}
+
+/// The version that may stop when records are switched off is named before it can.
+#[test]
+fn a_version_with_known_faults_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    for (version, faulty) in [("130000", true), ("130001", false), ("28", false)] {
+        let (code, stderr, trace) = profiled(dir.path(), &["--kernels", "cupti"], &[("EMU_CUPTI_VERSION", version)]);
+        assert_eq!((code, stderr.contains("before update 1")), (0, faulty), "{version}: {stderr}");
+        assert_eq!(has_warning(&trace.unwrap(), "cupti_13_0"), faulty, "{version}");
+        // Nobody is warned of what is not used.
+        let (_, stderr, trace) = profiled(dir.path(), &["--kernels", "off"], &[("EMU_CUPTI_VERSION", version)]);
+        assert!(!has_warning(&trace.unwrap(), "cupti_13_0"), "{version}: {stderr}");
+    }
 }
 
 #[test]
@@ -806,7 +889,7 @@ fn with_nvml(dir: &Path, nvml: bool, knobs: &[(&str, &str)]) -> Trace {
     trace
 }
 
-fn has_warning(trace: &Trace, code: &str) -> bool {
+pub(crate) fn has_warning(trace: &Trace, code: &str) -> bool {
     trace.manifest().warnings.iter().any(|w| w.code == code)
 }
 

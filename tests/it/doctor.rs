@@ -71,24 +71,60 @@ fn doctor_never_hangs_and_names_what_is_missing() {
     }
 }
 
+/// `doctor` looks for CUPTI where a recording does: in `SPECPROF_CUPTI`, a file or its folder, and only without it elsewhere.
 #[test]
 fn doctor_says_where_it_looked_for_cupti() {
     let folder = tempfile::tempdir().unwrap();
-    let cupti = |named: &std::path::Path| {
-        let mut command = Command::cargo_bin("specprof").unwrap();
-        let out = command.args(["doctor", "--json"]).env("SPECPROF_CUPTI", named).env("CUDA_HOME", "/nowhere/cuda").output().unwrap();
-        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-        let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "cupti").unwrap().clone();
-        check["message"].as_str().unwrap().to_owned()
-    };
-    let message = cupti(folder.path());
-    let named = folder.path().display().to_string();
-    if message.starts_with("libcupti.so is in none of") {
-        assert!(message.contains(&named) && message.contains("/nowhere/cuda/extras/CUPTI/lib64"), "{message}");
+    let cupti = |named: &str| emulated(false, &[("SPECPROF_CUPTI", named), ("CUDA_HOME", "/nowhere/cuda")])["cupti"].clone();
+    let named = folder.path().to_str().unwrap();
+    let empty = cupti(named);
+    let text = empty["message"].as_str().unwrap();
+    assert!(empty["status"] == "unavailable" && text.contains(named) && text.contains("a folder without") && !text.contains("/nowhere"));
+    let elsewhere = cupti("");
+    let text = elsewhere["message"].as_str().unwrap();
+    assert!(!text.starts_with("libcupti.so is in none of") || text.contains("/nowhere/cuda/extras/CUPTI/lib64"), "{text}");
+    // A file of the right name is not enough.
+    let file = folder.path().join("libcupti.so.13");
+    std::fs::write(&file, b"").unwrap();
+    for place in [named, file.to_str().unwrap()] {
+        let check = cupti(place);
+        let text = check["message"].as_str().unwrap();
+        assert!(check["status"] == "unavailable" && text.contains("cannot be loaded") && text.contains("file too short"), "{check}");
     }
-    std::fs::write(folder.path().join("libcupti.so.13"), b"").unwrap();
-    assert_eq!(cupti(folder.path()), format!("{named}/libcupti.so.13"));
-    assert_eq!(cupti(&folder.path().join("libcupti.so.13")), format!("{named}/libcupti.so.13"));
+    // Nor is a library that lacks what is called.
+    let source = "extern \"C\" int cuptiGetVersion(unsigned* v) { *v = 130001; return 0; }";
+    std::fs::write(folder.path().join("part.cpp"), source).unwrap();
+    let built = std::process::Command::new("g++").args(["-shared", "-fPIC", "-o"]).arg(&file).arg(folder.path().join("part.cpp")).status();
+    assert!(built.unwrap().success());
+    let check = cupti(named);
+    let text = check["message"].as_str().unwrap();
+    assert!(check["status"] == "unavailable" && text.contains("has no function cuptiGetTimestamp"), "{check}");
+}
+
+/// The profiler is opened, in a process of its own, and what keeps it from being used is named.
+#[test]
+fn doctor_opens_the_profiler() {
+    let folder = crate::kernels::emulator().parent().unwrap().join("cupti");
+    let file = folder.join("libcupti.so.13");
+    for (knob, status, words) in [
+        (("EMU_LAZY", "0"), "ok", &["version 130001 (CUDA 13.0 update 1)", file.to_str().unwrap()][..]),
+        (("EMU_CUPTI_VERSION", "18"), "ok", &["version 18 (CUDA 12)"]),
+        (("EMU_CUPTI_VERSION", "130000"), "warning", &["version 130000 (CUDA 13.0)", "--kernel-every", "update 1 or later"]),
+        (("EMU_CUPTI_DENIED", "1"), "unavailable", &["version 130001", "no permission to profile", "timed by events"]),
+        (("EMU_CUPTI_BUSY", "1"), "unavailable", &["version 130001", "another profiler is attached"]),
+        (("EMU_CUPTI_VERSION", "17"), "unavailable", &["has version 17", "18 (CUDA 12.1) or later is needed"]),
+        (("EMU_CUPTI_HANG", "1"), "unavailable", &["CUPTI did not answer within 2 s"]),
+    ] {
+        let checks = emulated(true, &[("SPECPROF_CUPTI", folder.to_str().unwrap()), knob]);
+        let check = &checks["cupti"];
+        assert_eq!(check["status"], status, "{knob:?}: {check}");
+        for word in words {
+            assert!(check["message"].as_str().unwrap().contains(word), "{knob:?}: {word}: {check}");
+        }
+        assert_eq!(check["hint"].is_null(), status != "unavailable" || knob.0 == "EMU_CUPTI_BUSY", "{check}");
+        // What CUPTI lacks says nothing of the device.
+        assert!(checks.contains_key("gpu memory") && checks["nvml"]["status"] == "ok", "{knob:?}");
+    }
 }
 
 /// What measures a GPU says so when there is none, and takes no emulator for one.

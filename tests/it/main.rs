@@ -28,6 +28,7 @@ mod readme;
 mod record;
 mod report;
 mod safetensors_files;
+mod second_pass;
 mod shapes;
 mod speculation;
 mod sweep;

@@ -256,3 +256,23 @@ fn the_demo_needs_nothing_and_leaves_nothing() {
     assert_eq!(validate(&trace).unwrap().failed(), 0);
     assert!(trace.requests().unwrap().len() >= 6);
 }
+
+/// One step in two is timed: the run itself says what timing costs, or why nobody knows.
+#[test]
+fn what_timing_costs_is_measured_in_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    for (tokens, every, known) in [("64", "2", true), ("12", "2", false), ("64", "1", false)] {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let args = ["record", "--model", "demo", "--prompt", "def main():", "--draft", "none", "--ignore-eos", "--force", "--out", "t"];
+        let out = command.current_dir(dir.path()).args(args).args(["--max-new-tokens", tokens, "--kernel-every", every]).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let trace = Trace::open(&dir.path().join("t")).unwrap();
+        let share = trace.manifest().instrumentation.overhead_share;
+        assert_eq!(share.is_some(), known, "{tokens} tokens, one in {every}: {share:?}");
+        assert!(share.is_none_or(|share| share.is_finite() && share > -1.0), "{share:?}");
+        let told: Vec<_> = trace.manifest().warnings.iter().filter(|w| w.code == "overhead_unknown").collect();
+        // Without untimed steps nothing was to be measured.
+        assert_eq!(told.len(), usize::from(!known && every != "1"), "{told:?}");
+        assert!(told.iter().all(|w| w.message.contains("10 are needed")), "{told:?}");
+    }
+}

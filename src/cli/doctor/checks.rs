@@ -1,6 +1,7 @@
 //! The single checks.
 
 use super::{Check, Status};
+use crate::engine::cuda::{CuptiSearch, CuptiState};
 use crate::metric::Unit;
 use crate::record::nvml::Nvml;
 use crate::record::{cuda_device, machine};
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 
 /// Checks that load nothing.
 pub(super) fn safe() -> Vec<Check> {
-    vec![processor(), memory(), gpu(), driver_library(), cupti()]
+    vec![processor(), memory(), gpu(), driver_library()]
 }
 
 fn processor() -> Check {
@@ -68,20 +69,55 @@ fn driver_library() -> Check {
     }
 }
 
-fn cupti() -> Check {
-    let path = match machine::cupti_library() {
-        Ok(path) => path.display().to_string(),
-        Err(places) => {
-            let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-            return Check::new("cupti", Status::Unavailable, format!("libcupti.so is in none of {}", places.join(", ")))
-                .hint("it comes with the CUDA toolkit, or with nvidia-cuda-cupti from PyPI; name it by SPECPROF_CUPTI");
-        }
+/// Whether CUPTI times kernels. Loads it.
+pub(super) fn cupti() -> Check {
+    cupti_check(&CuptiState::find(), &CuptiSearch::new(), machine::profiling_restricted())
+}
+
+fn cupti_check(state: &CuptiState, search: &CuptiSearch, restricted: Option<bool>) -> Check {
+    let library = state.library.as_ref().map(|(path, version)| format!("{path}, {version}"));
+    let Some(reason) = &state.refusal else {
+        // That the driver keeps its counters for administrators (RmProfilingAdminOnly) does not keep anybody from tracing.
+        let library = library.unwrap_or_default();
+        return match state.flaw {
+            Some(flaw) => Check::new("cupti", Status::Warning, format!("{library}: {flaw}")),
+            None => Check::new("cupti", Status::Ok, library),
+        };
     };
-    if machine::profiling_restricted() == Some(true) {
-        return Check::new("cupti", Status::Warning, format!("{path}, but the driver lets only administrators profile"))
-            .hint("load the module with NVreg_RestrictProfilingToAdminUsers=0, or run as root");
+    let what = match &library {
+        Some(library) => format!("{library}: {reason}"),
+        None if search.files.is_empty() && search.named.is_none() => {
+            let places: Vec<String> = search.places.iter().map(|place| place.display().to_string()).collect();
+            format!("libcupti.so is in none of {}, and the loader does not know it", places.join(", "))
+        }
+        None => reason.clone(),
+    };
+    let check = Check::new("cupti", Status::Unavailable, format!("{what}; kernels are timed by events"));
+    match cupti_hint(reason, restricted) {
+        Some(hint) => check.hint(hint),
+        None => check,
     }
-    Check::new("cupti", Status::Ok, path)
+}
+
+/// What to do about a refusal of CUPTI's.
+fn cupti_hint(reason: &str, restricted: Option<bool>) -> Option<&'static str> {
+    const HINTS: &[(&str, &str)] = &[
+        ("no function", "the file is no CUPTI, or not a whole one: install that of the CUDA toolkit, or nvidia-cuda-cupti from PyPI"),
+        ("or later is needed", "install the CUPTI of a newer toolkit, or nvidia-cuda-cupti from PyPI, and name it by SPECPROF_CUPTI"),
+        ("cannot be loaded", "look at the file: it may be of another machine, or cut short"),
+        ("without libcupti.so", "name the folder that has it, or the file"),
+        ("not found", "it comes with the CUDA toolkit, or with nvidia-cuda-cupti from PyPI; name it by SPECPROF_CUPTI"),
+        ("takes no subscriber", "CUPTI starts only where a driver has a device, and not with a driver that is older than itself"),
+    ];
+    if reason.contains("no permission") {
+        return Some(match restricted {
+            Some(true) => {
+                "RmProfilingAdminOnly is 1, but tracing needs no more than a container's permission as a rule: try CAP_SYS_ADMIN first"
+            }
+            _ => "the driver does not say that it restricts profiling (RmProfilingAdminOnly): look at the container's rules",
+        });
+    }
+    HINTS.iter().find(|(word, _)| reason.contains(word)).map(|(_, hint)| *hint)
 }
 
 /// The CUDA engine's device, if it has one. Loads the driver.
@@ -157,6 +193,23 @@ pub(super) fn nvml() -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A driver that keeps its counters for administrators is no obstacle; who may not trace is told by CUPTI alone.
+    #[test]
+    fn restricted_counters_keep_nobody_from_tracing() {
+        let search = CuptiSearch::default();
+        let library = Some(("/x/libcupti.so.13".to_owned(), "version 130001 (CUDA 13.0 update 1)".to_owned()));
+        let open = CuptiState { library: library.clone(), refusal: None, flaw: None };
+        for restricted in [Some(true), Some(false), None] {
+            let check = cupti_check(&open, &search, restricted);
+            assert!(check.status == Status::Ok && check.hint.is_none() && check.message.contains("130001"), "{check:?}");
+        }
+        let denied = CuptiState { library, refusal: Some("no permission to profile (error 35)".to_owned()), flaw: None };
+        for (restricted, word) in [(Some(true), "CAP_SYS_ADMIN"), (Some(false), "container's rules"), (None, "container's rules")] {
+            let check = cupti_check(&denied, &search, restricted);
+            assert!(check.status == Status::Unavailable && check.hint.as_ref().unwrap().contains(word), "{check:?}");
+        }
+    }
 
     #[test]
     fn what_keeps_a_gpu_from_being_used_is_named() {

@@ -16,6 +16,8 @@ pub(super) enum Probe {
     Cuda,
     /// NVML.
     Nvml,
+    /// CUPTI, opened as a recording does.
+    Cupti,
 }
 
 impl Probe {
@@ -23,6 +25,7 @@ impl Probe {
         match self {
             Self::Cuda => "cuda",
             Self::Nvml => "nvml",
+            Self::Cupti => "cupti",
         }
     }
 
@@ -31,6 +34,7 @@ impl Probe {
         let name = match self {
             Self::Cuda => "cuda backend",
             Self::Nvml => "nvml",
+            Self::Cupti => "cupti",
         };
         Check::new(name, Status::Unavailable, message)
     }
@@ -40,6 +44,7 @@ impl Probe {
         match self {
             Self::Cuda => checks::cuda(),
             Self::Nvml => vec![checks::nvml()],
+            Self::Cupti => vec![checks::cupti()],
         }
     }
 
@@ -65,6 +70,7 @@ impl Probe {
             let what = match self {
                 Self::Cuda => "the CUDA driver",
                 Self::Nvml => "NVML",
+                Self::Cupti => "CUPTI",
             };
             let text = format!("{what} did not answer within {} s: it hangs", limit.as_secs());
             let hint = "look at `dmesg` for NVRM or Xid lines; a stuck device needs a reset, a driver without persistence mode may \
@@ -74,7 +80,7 @@ impl Probe {
         let mut text = String::new();
         let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut text));
         if !status.success() || !matches!(read, Some(Ok(_))) {
-            let text = format!("the driver's library ended the process that tried it ({})", ended(status));
+            let text = format!("the library ended the process that tried it ({})", ended(status));
             let hint = "driver and library may be of different versions; look at what LD_LIBRARY_PATH finds";
             return Err(Box::new(self.failed(text).hint(hint)));
         }

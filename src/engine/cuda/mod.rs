@@ -48,7 +48,7 @@ mod workspace;
 pub use block::CudaDspark;
 pub use block_chain::CudaDsparkDrafter;
 pub use chain::CudaMtpDrafter;
-pub use cupti::{CuptiFacts, is_of_cupti};
+pub use cupti::{CuptiFacts, CuptiSearch, CuptiState, check_cupti, is_of_cupti};
 pub use device::Device;
 pub use graph::GraphUse;
 pub use moved::{KernelBytes, Moved};

@@ -43,7 +43,9 @@ impl Kernels {
             }
         }
         let mut layers: BTreeMap<u32, BTreeMap<u16, (i64, i64)>> = BTreeMap::new();
-        for (step, k) in events.iter().filter(|(_, k)| k.module == Module::Target) {
+        // Those of a second pass are behind all steps: their layers are not in the step's time.
+        let in_steps = trace.manifest().instrumentation.second_pass.is_none();
+        for (step, k) in events.iter().filter(|(_, k)| in_steps && k.module == Module::Target) {
             if let Some(layer) = k.layer {
                 let span = layers.entry(*step).or_default().entry(layer).or_insert((k.begin_ns, k.end_ns));
                 *span = (span.0.min(k.begin_ns), span.1.max(k.end_ns));

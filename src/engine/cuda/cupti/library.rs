@@ -1,17 +1,16 @@
-//! CUPTI's library: where it is looked for, which version will do, and the functions that are called.
+//! CUPTI's library: which version will do, and the functions that are called.
 
+use super::search::CuptiSearch;
 use crate::engine::EngineError;
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The oldest CUPTI whose records name the node of a graph, that of CUDA 12.1.
 const OLDEST: u32 = 18;
 
 /// What errors of CUPTI begin with.
 pub(super) const PREFIX: &str = "CUPTI: ";
-
-/// Names under which the loader may know it.
-const SONAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 
 pub(super) type RequestBuffer = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 pub(super) type CompleteBuffer = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
@@ -55,14 +54,38 @@ functions! {
     node_id = "cuptiGetGraphNodeId": fn(*mut c_void, *mut u64);
 }
 
+/// `cuptiActivityEnableDriverApi`: a function of the driver by its number, and whether its calls are traced.
+pub(super) type OneDriverFunction = unsafe extern "C" fn(u32, u8) -> u32;
+
 /// A loaded CUPTI. It stays loaded: its own threads may run to the end of the process.
 #[derive(Debug, Clone)]
 pub(super) struct Library {
     pub functions: Functions,
+    /// Since CUDA 12.5: traces single functions of the driver.
+    pub one_driver_function: Option<OneDriverFunction>,
     /// As `cuptiGetVersion` gives it: 18 to 28 up to CUDA 12.9, then 130000 and more.
     pub version: u32,
     /// Where it was found.
     pub path: String,
+}
+
+/// The CUDA release that a version of CUPTI belongs to.
+pub(super) fn release(version: u32) -> String {
+    // 18 to 28 are of CUDA 12; from CUDA 13 on the digits are the release's: major, minor and update.
+    match (version / 10_000, version / 100 % 100, version % 100) {
+        (0, ..) => "CUDA 12".to_owned(),
+        (major, minor, 0) => format!("CUDA {major}.{minor}"),
+        (major, minor, update) => format!("CUDA {major}.{minor} update {update}"),
+    }
+}
+
+/// What is known to be wrong with a version that is used all the same, with the way out.
+pub(super) fn flaw(version: u32) -> Option<&'static str> {
+    // NVIDIA's notes on CUDA 13.0 update 1, whose version is 130001, name both as mended.
+    (version == 130_000).then_some(
+        "CUPTI of CUDA 13.0 before update 1 may stop for ever when it switches the records of kernels off, as --kernel-every does at every step, \
+         and may crash in long runs of graphs: install that of update 1 or later and name it by SPECPROF_CUPTI",
+    )
 }
 
 pub(super) fn refused(reason: &str) -> EngineError {
@@ -72,25 +95,29 @@ pub(super) fn refused(reason: &str) -> EngineError {
 impl Library {
     /// Loads the first CUPTI that is found.
     pub fn load() -> Result<Self, EngineError> {
-        let chosen = std::env::var_os("SPECPROF_CUPTI").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let candidates = chosen.clone().map_or_else(candidates, |path| vec![path]);
-        for path in &candidates {
+        let search = CuptiSearch::new();
+        // What the loader says of a file that is there; that it does not know a name says nothing.
+        let mut why = None;
+        for path in &search.candidates() {
             // SAFETY: loads a library, whose initialisers are as safe as any library's.
-            if let Ok(library) = unsafe { libloading::Library::new(path) } {
-                return Self::of(library, path);
+            match unsafe { libloading::Library::new(path) } {
+                Ok(library) => return Self::of(library, path),
+                // The loader's own words, which name the file, are the error's source.
+                Err(error) if search.files.contains(path) => {
+                    why = why.or_else(|| Some(error.source().map_or_else(|| error.to_string(), ToString::to_string)));
+                }
+                Err(_) => {}
             }
         }
-        Err(refused(&match chosen {
-            Some(path) => format!("SPECPROF_CUPTI names {}, which cannot be loaded", path.display()),
-            None => "libcupti.so is not found (it is not part of the driver): install the CUDA toolkit's extras, or pip install \
-                     nvidia-cuda-cupti, and name the file in SPECPROF_CUPTI"
-                .to_owned(),
-        }))
+        let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+        Err(refused(&format!("{}{why}", search.nothing())))
     }
 
     fn of(library: libloading::Library, path: &Path) -> Result<Self, EngineError> {
         let path = path.display().to_string();
         let functions = Functions::find(&library).map_err(|name| refused(&format!("{path} has no function {name}")))?;
+        // SAFETY: the type is that of CUPTI's headers.
+        let one = unsafe { library.get::<OneDriverFunction>(b"cuptiActivityEnableDriverApi\0") }.ok().map(|symbol| *symbol);
         std::mem::forget(library);
         let mut version = 0;
         // SAFETY: the function is CUPTI's.
@@ -100,10 +127,10 @@ impl Library {
         }
         if version < OLDEST {
             return Err(refused(&format!(
-                "{path} has version {version}, whose records do not name a graph's nodes; {OLDEST} (CUDA 12.1) or later is needed"
+                "{path} has version {version}, whose records do not name a graph's nodes; version {OLDEST} (CUDA 12.1) or later is needed"
             )));
         }
-        Ok(Self { functions, version, path })
+        Ok(Self { functions, one_driver_function: one, version, path })
     }
 
     /// The error of a call that gave `code`.
@@ -130,30 +157,14 @@ impl Library {
     }
 }
 
-/// Files that may be CUPTI, the likeliest first.
-fn candidates() -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    for variable in ["CUDA_HOME", "CUDA_PATH"] {
-        folders.extend(std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from));
-    }
-    folders.extend(listed(Path::new("/usr/local"), "cuda"));
-    let mut places: Vec<PathBuf> =
-        folders.iter().flat_map(|f| [f.join("extras/CUPTI/lib64"), f.join("targets/x86_64-linux/lib")]).collect();
-    if let Some(environment) = std::env::var_os("VIRTUAL_ENV").filter(|v| !v.is_empty()) {
-        for python in listed(&Path::new(&environment).join("lib"), "python") {
-            places.extend(["cu13", "cuda_cupti"].map(|part| python.join("site-packages/nvidia").join(part).join("lib")));
-        }
-    }
-    let files = places.iter().flat_map(|place| SONAMES.map(|name| place.join(name))).filter(|file| file.is_file());
-    files.chain(SONAMES.map(PathBuf::from)).collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::{flaw, release};
 
-/// Folders in `parent` whose names begin with `prefix`, the last one first.
-fn listed(parent: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
-    let mut found: Vec<PathBuf> =
-        entries.filter_map(|e| e.ok()).filter(|e| e.file_name().to_string_lossy().starts_with(prefix)).map(|e| e.path()).collect();
-    found.sort();
-    found.reverse();
-    found
+    #[test]
+    fn versions_are_of_releases() {
+        let releases = [18, 28, 130_000, 130_001, 130_200].map(release);
+        assert_eq!([18, 28, 130_000, 130_001, 130_200].map(|v| flaw(v).is_some()), [false, false, true, false, false]);
+        assert_eq!(releases, ["CUDA 12", "CUDA 12", "CUDA 13.0", "CUDA 13.0 update 1", "CUDA 13.2"]);
+    }
 }

@@ -8,7 +8,10 @@
 mod join;
 mod library;
 mod records;
+mod search;
 mod shared;
+
+pub use self::search::CuptiSearch;
 
 use self::join::{Joined, Owner, join};
 use self::library::{Library, refused};
@@ -26,8 +29,12 @@ pub fn is_of_cupti(error: &EngineError) -> bool {
     matches!(error, EngineError::Device(reason) if reason.starts_with(library::PREFIX))
 }
 
-/// The kinds of records that are asked for. Without a driver's API there are no external ids.
-const KINDS: [u32; 5] = [kind::EXTERNAL_CORRELATION, kind::DRIVER, kind::CONCURRENT_KERNEL, kind::MEMCPY, kind::MEMSET];
+/// The kinds of records that are asked for, besides calls of the driver.
+const KINDS: [u32; 4] = [kind::EXTERNAL_CORRELATION, kind::CONCURRENT_KERNEL, kind::MEMCPY, kind::MEMSET];
+
+/// The driver's functions that put kernels and copies into a stream, as CUPTI numbers them (`cupti_driver_cbid.h`): `cuLaunchKernel`,
+/// `cuLaunchKernelEx`, `cuLaunchCooperativeKernel`, `cuGraphLaunch`, asynchronous copies to, from and on the device, and `cuMemsetD8Async`.
+const LAUNCHES: [u32; 8] = [307, 652, 477, 514, 277, 279, 281, 216];
 
 /// Comparisons of the two clocks; the closest one counts.
 const COMPARISONS: usize = 32;
@@ -47,10 +54,51 @@ pub struct CuptiFacts {
     pub missing: u64,
     /// Records that CUPTI says it dropped, in all.
     pub dropped: u64,
-    /// Added to CUPTI's times, so that they are by the steps' clock, ns.
+    /// Added to CUPTI's times of the first step, so that they are by the steps' clock, ns. Each step has its own.
     pub clock_shift_ns: i64,
-    /// How far that may be off, ns.
+    /// How far any of these may be off, ns.
     pub clock_error_ns: i64,
+    /// The largest difference of a step's shift from the first, ns.
+    pub clock_drift_ns: i64,
+    /// What is known to be wrong with this version.
+    pub flaw: Option<&'static str>,
+}
+
+/// Looks for a CUPTI that could be used, and does not open it: a process should do that once.
+///
+/// # Errors
+/// When there is none, it lacks functions, or it is too old.
+pub fn check_cupti() -> Result<(), EngineError> {
+    Library::load().map(|_| ())
+}
+
+/// What looking for CUPTI and opening it has shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CuptiState {
+    /// The library that was loaded: where from, and its version in words.
+    pub library: Option<(String, String)>,
+    /// Why it cannot be used; `None` when it can.
+    pub refusal: Option<String>,
+    /// What is known to be wrong with it all the same.
+    pub flaw: Option<&'static str>,
+}
+
+impl CuptiState {
+    /// Opens the profiler as a recording does, and closes it again. A library that hangs hangs this.
+    pub fn find() -> Self {
+        let reason = |error: EngineError| match error {
+            EngineError::Device(reason) => reason.strip_prefix(library::PREFIX).unwrap_or(&reason).to_owned(),
+            other => other.to_string(),
+        };
+        match Library::load() {
+            Err(error) => Self { refusal: Some(reason(error)), ..Self::default() },
+            Ok(library) => {
+                let version = format!("version {} ({})", library.version, library::release(library.version));
+                let (path, flaw) = (library.path.clone(), library::flaw(library.version));
+                Self { library: Some((path, version)), refusal: Profiler::subscribe(library).err().map(reason), flaw }
+            }
+        }
+    }
 }
 
 /// A subscription to CUPTI: one a process.
@@ -61,8 +109,8 @@ pub(super) struct Profiler {
     /// Whether the current step is recorded, and whether CUPTI's records are switched on.
     recording: bool,
     enabled: bool,
-    /// Whether the clocks have been compared.
-    aligned: bool,
+    /// The steps' clock, once it has been compared.
+    clock: Option<Clock>,
     next: u64,
     owners: HashMap<u64, Owner>,
     /// Kernels and copies launched since the step began.
@@ -78,7 +126,10 @@ impl Profiler {
     /// # Errors
     /// When there is no CUPTI, it is too old, another profiler is attached, or there is no permission.
     pub fn open() -> Result<Self, EngineError> {
-        let library = Library::load()?;
+        Self::subscribe(Library::load()?)
+    }
+
+    fn subscribe(library: Library) -> Result<Self, EngineError> {
         let f = library.functions;
         // Nodes of an earlier device are no more.
         *shared() = shared::Shared::default();
@@ -98,13 +149,15 @@ impl Profiler {
             dropped: 0,
             clock_shift_ns: 0,
             clock_error_ns: 0,
+            clock_drift_ns: 0,
+            flaw: library::flaw(library.version),
         };
         let mut profiler = Self {
             library,
             subscriber,
             recording: false,
             enabled: false,
-            aligned: false,
+            clock: None,
             next: 1,
             owners: HashMap::new(),
             expected: 0,
@@ -134,6 +187,7 @@ impl Profiler {
         self.enabled = on;
         let f = self.library.functions;
         let call = if on { f.enable } else { f.disable };
+        self.trace_driver(on)?;
         KINDS.into_iter().try_for_each(|kind| {
             // SAFETY: a number by value.
             let switched = unsafe { call(kind) };
@@ -141,9 +195,26 @@ impl Profiler {
         })
     }
 
-    /// Compares CUPTI's clock with the steps': the closest of some looks at both.
-    fn align(&mut self, clock: Clock) -> Result<(), EngineError> {
-        self.aligned = true;
+    /// Switches records of the driver's calls, without which a kernel has no id: of those that launch something where CUPTI can tell them
+    /// apart, else of all. Each costs the host time.
+    fn trace_driver(&mut self, on: bool) -> Result<(), EngineError> {
+        if let Some(one) = self.library.one_driver_function {
+            // SAFETY: numbers by value.
+            if LAUNCHES.into_iter().all(|function| unsafe { one(function, u8::from(on)) } == 0) {
+                return Ok(());
+            }
+            // The whole kind overrides what was switched one by one.
+            self.library.one_driver_function = None;
+        }
+        let f = self.library.functions;
+        // SAFETY: a number by value.
+        let switched = unsafe { if on { (f.enable)(kind::DRIVER) } else { (f.disable)(kind::DRIVER) } };
+        self.done("records of the driver's calls cannot be switched", switched)
+    }
+
+    /// Compares CUPTI's clock, which is the system's and may be slewed, with the steps', which never is: the closest of some looks at both.
+    /// Gives what makes CUPTI's times of now the steps'.
+    fn align(&mut self, clock: Clock) -> Result<i64, EngineError> {
         let mut best: Option<(i64, i64)> = None;
         for _ in 0..COMPARISONS {
             let (before, mut stamp) = (clock.now_ns(), 0_u64);
@@ -156,13 +227,19 @@ impl Profiler {
                 best = Some(((before + error).saturating_sub(stamp), error));
             }
         }
-        (self.facts.clock_shift_ns, self.facts.clock_error_ns) = best.unwrap_or_default();
-        Ok(())
+        let (shift, error) = best.unwrap_or_default();
+        let facts = &mut self.facts;
+        facts.clock_error_ns = facts.clock_error_ns.max(error);
+        if self.clock.replace(clock).is_none() {
+            facts.clock_shift_ns = shift;
+        }
+        facts.clock_drift_ns = facts.clock_drift_ns.max(shift.saturating_sub(facts.clock_shift_ns).saturating_abs());
+        Ok(shift)
     }
 
     /// Whether the launches from here on are recorded: when there is a clock to bring their times to.
     pub fn record(&mut self, clock: Option<Clock>) -> Result<(), EngineError> {
-        let first = clock.is_some() && !self.aligned;
+        let first = clock.is_some() && self.clock.is_none();
         self.recording = clock.is_some();
         self.enable(clock.is_some())?;
         if first {
@@ -173,7 +250,7 @@ impl Profiler {
             shared().records.clear();
         }
         match clock {
-            Some(clock) if !self.aligned => self.align(clock),
+            Some(clock) if first => self.align(clock).map(|_| ()),
             _ => Ok(()),
         }
     }
@@ -243,6 +320,11 @@ impl Profiler {
         if !self.has_records() {
             return Ok(Vec::new());
         }
+        // As soon as the step has ended: the clocks are as far apart now as they were in it.
+        let shift = match self.clock {
+            Some(clock) => self.align(clock)?,
+            None => self.facts.clock_shift_ns,
+        };
         // SAFETY: a number by value; 1 = also buffers that are not full.
         let flushed = unsafe { (self.library.functions.flush)(1) };
         self.done("it gives no records", flushed)?;
@@ -254,7 +336,7 @@ impl Profiler {
         let mut shared = shared();
         let records = std::mem::take(&mut shared.records);
         self.facts.dropped += std::mem::take(&mut shared.overflow);
-        let joined = join(&records, &self.owners, &shared.nodes, self.facts.clock_shift_ns);
+        let joined = join(&records, &self.owners, &shared.nodes, shift);
         let Joined { kernels, timeless } = joined
             .map_err(|reason| refused(&format!("{}, version {}: {reason}; use --kernels off", self.library.path, self.library.version)))?;
         let expected = std::mem::take(&mut self.expected);
@@ -274,7 +356,10 @@ impl Profiler {
 
 impl Drop for Profiler {
     fn drop(&mut self) {
-        let _ = self.enable(false);
+        // A version that may stop for ever when records are switched off is spared that at the end.
+        if self.facts.flaw.is_none() {
+            let _ = self.enable(false);
+        }
         // SAFETY: subscribed by `open`, and by nobody else ended.
         let _ = unsafe { (self.library.functions.unsubscribe)(self.subscriber) };
     }
