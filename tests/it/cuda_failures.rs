@@ -1,0 +1,142 @@
+//! Passes that fail on a device, on the emulator: what is refused afterwards, and that a reset makes up for it.
+
+use crate::kernels::on_emulator;
+use specprof::engine::cuda::{CudaSession, Device, DeviceWeights};
+use specprof::engine::drafter::Drafts;
+use specprof::engine::matrix::Matrix;
+use specprof::engine::sampling::{Sampler, Sampling};
+use specprof::engine::target::Target;
+use specprof::engine::{Checkpoint, EngineError, LogitRows, NoTap, builtin};
+use std::rc::Rc;
+
+/// The token whose embedding is no number.
+const DAMAGED: u32 = 7;
+/// Room of the timelines.
+const TOKENS: usize = 600;
+
+/// The built-in model, one token of which is damaged: no prompt without it notices.
+fn model() -> Checkpoint {
+    let mut model = Checkpoint::load(builtin::ling_nano()).unwrap();
+    let (rows, cols) = (model.weights.embedding.rows(), model.weights.embedding.cols());
+    let mut values = vec![0.0; rows * cols];
+    values.chunks_mut(cols).enumerate().for_each(|(row, to)| model.weights.embedding.decode_row(row, to));
+    values[DAMAGED as usize * cols + 3] = f32::NAN;
+    model.weights.embedding = Matrix::from_f32(rows, cols, &values).unwrap();
+    model
+}
+
+/// `n` tokens, none of them damaged.
+fn sound(n: u32) -> Vec<u32> {
+    (0..n).map(|i| 10 + (i * 37) % 200).collect()
+}
+
+/// Greedy tokens after a prompt.
+fn decoded(session: &mut CudaSession<'_>, prompt: &[u32]) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    let mut part = prompt.to_vec();
+    for _ in 0..6 {
+        let forward = session.forward(&part, LogitRows::Last, &mut NoTap).unwrap();
+        let best = (0..forward.vocab).max_by(|a, b| forward.logits[*a].total_cmp(&forward.logits[*b])).unwrap();
+        session.commit(part.len(), &mut NoTap).unwrap();
+        part = vec![best as u32];
+        tokens.push(best as u32);
+    }
+    assert_eq!(session.len(), prompt.len() + 5);
+    tokens
+}
+
+fn not_finite<T>(what: Result<T, EngineError>) -> String {
+    match what {
+        Err(EngineError::NotFinite { what }) => what,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("damage is not seen"),
+    }
+}
+
+/// Nothing runs on the timeline, whatever is asked of it.
+fn refuses(session: &mut CudaSession<'_>) {
+    for tokens in [vec![11], sound(40)] {
+        let error = session.forward(&tokens, LogitRows::Last, &mut NoTap).err().unwrap();
+        assert!(matches!(error, EngineError::Request(_)), "{error:?}");
+        assert_eq!(error.to_string(), "a pass over this timeline has failed; reset it first");
+    }
+}
+
+fn with_sessions(run: impl FnOnce(&Rc<Device>, &dyn Fn() -> CudaSession<'static>)) {
+    on_emulator(|device| {
+        // Sessions borrow the configuration.
+        let model: &'static Checkpoint = Box::leak(Box::new(model()));
+        let weights = Rc::new(DeviceWeights::upload(device, &model.config, &model.weights).unwrap());
+        run(device, &|| CudaSession::new(device, &model.config, &weights, TOKENS, &[]).unwrap());
+    });
+}
+
+/// A failed long pass leaves states that nothing takes back: the timeline refuses until it is reset, and then it is as good as a fresh one.
+#[test]
+fn a_failed_long_pass_is_refused_until_reset() {
+    with_sessions(|_, fresh| {
+        let wanted = decoded(&mut fresh(), &sound(40));
+        for at in [0, 25] {
+            let mut session = fresh();
+            // Something is committed before, by a long pass and by a window.
+            session.forward(&sound(30), LogitRows::None, &mut NoTap).unwrap();
+            session.commit(30, &mut NoTap).unwrap();
+            session.forward(&[12, 13], LogitRows::Last, &mut NoTap).unwrap();
+            session.commit(2, &mut NoTap).unwrap();
+            let mut prompt = sound(26);
+            prompt[at] = DAMAGED;
+            assert!(not_finite(session.forward(&prompt, LogitRows::Last, &mut NoTap)).contains("embedding"));
+            refuses(&mut session);
+            session.reset().unwrap();
+            assert_eq!(session.len(), 0);
+            assert_eq!(decoded(&mut session, &sound(40)), wanted, "damaged at {at}");
+        }
+    });
+}
+
+/// A prompt is cut into passes that are committed as they go; when a later one fails, which is no long one, those before are in the states.
+#[test]
+fn a_prompt_that_fails_behind_its_first_pass_is_refused_until_reset() {
+    with_sessions(|_, fresh| {
+        let wanted = decoded(&mut fresh(), &sound(40));
+        let mut session = fresh();
+        let mut prompt = sound(515);
+        prompt[514] = DAMAGED;
+        assert!(not_finite(session.forward(&prompt, LogitRows::Last, &mut NoTap)).contains("embedding"));
+        refuses(&mut session);
+        session.reset().unwrap();
+        assert_eq!(decoded(&mut session, &sound(40)), wanted);
+    });
+}
+
+/// A window that fails before anything is committed is rolled back like any other.
+#[test]
+fn a_failed_window_is_rolled_back() {
+    with_sessions(|_, fresh| {
+        let mut session = fresh();
+        assert!(not_finite(session.forward(&[11, DAMAGED, 12], LogitRows::All, &mut NoTap)).contains("embedding"));
+        let wanted = decoded(&mut fresh(), &sound(40));
+        assert_eq!(decoded(&mut session, &sound(40)), wanted);
+    });
+}
+
+/// A window that is judged on the device commits there: when it fails nothing takes its rows back.
+#[test]
+fn a_failed_judged_window_is_refused_until_reset() {
+    with_sessions(|_, fresh| {
+        let wanted = decoded(&mut fresh(), &sound(40));
+        let sampling = Sampling::GREEDY;
+        let mut session = fresh().choosing(sampling, false).unwrap();
+        let mut sampler = Sampler::new(sampling, 1);
+        let judge = session.judge().unwrap();
+        judge.prompt_end(&sound(5), &mut sampler, &mut NoTap).unwrap();
+        session.commit(5, &mut NoTap).unwrap();
+        let drafts = Drafts::default();
+        assert!(not_finite(session.judge().unwrap().window(DAMAGED, &drafts, &mut sampler, &mut NoTap)).contains("embedding"));
+        refuses(&mut session);
+        let again = session.judge().unwrap().window(11, &drafts, &mut sampler, &mut NoTap).err().unwrap();
+        assert_eq!(again.to_string(), "a pass over this timeline has failed; reset it first");
+        session.reset().unwrap();
+        assert_eq!(decoded(&mut session, &sound(40)), wanted);
+    });
+}
