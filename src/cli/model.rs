@@ -5,14 +5,13 @@ mod render;
 mod summary;
 
 use super::exit::Failure;
-use super::lists;
 use super::run_args::{Quant, synthetic};
 use super::text_or_json::TextOrJson;
 use super::ui::Ui;
+use super::{lists, probe};
 use crate::engine::cuda::CudaSides;
 use crate::engine::presets::{PRESETS, Preset};
 use crate::engine::{Checkpoint, DsparkCheckpoint, builtin, dspark, golden};
-use crate::record::why_no_cuda;
 use std::path::{Path, PathBuf};
 use summary::Summary;
 
@@ -107,8 +106,8 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
         let text = "--backend cuda: a drafter is compared on the CPU engine alone so far; use --backend cpu";
         return Err(Failure::Input(text.into()));
     }
-    if cuda && let Some(reason) = why_no_cuda() {
-        return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
+    if cuda {
+        probe::require_cuda()?;
     }
     let report = match &args.target {
         None => {

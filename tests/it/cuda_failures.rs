@@ -1,13 +1,18 @@
-//! Passes that fail on a device, on the emulator: what is refused afterwards, and that a reset makes up for it.
+//! A device that fails, on the emulator: what is refused after a failed pass, and that a reset makes up for it; drivers that never return, or
+//! refuse a call.
 
-use crate::kernels::on_emulator;
+use crate::cuda::record;
+use crate::kernels::{emulator, on_emulator};
+use assert_cmd::Command;
 use specprof::engine::cuda::{CudaSession, Device, DeviceWeights};
 use specprof::engine::drafter::Drafts;
 use specprof::engine::matrix::Matrix;
 use specprof::engine::sampling::{Sampler, Sampling};
 use specprof::engine::target::Target;
 use specprof::engine::{Checkpoint, EngineError, LogitRows, NoTap, builtin};
+use std::path::Path;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// The token whose embedding is no number.
 const DAMAGED: u32 = 7;
@@ -139,4 +144,59 @@ fn a_failed_judged_window_is_refused_until_reset() {
         session.reset().unwrap();
         assert_eq!(decoded(&mut session, &sound(40)), wanted);
     });
+}
+
+/// Whatever opens the device tries it in another process first: a driver that never returns is an error like any other, which names the call.
+#[test]
+fn a_driver_that_never_returns_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/nano");
+    let (checkpoint, file) = (golden.join("checkpoint"), golden.join("golden.safetensors"));
+    let record = ["record", "--model", "demo", "--prompt", "x", "--backend", "cuda", "--out", "t"];
+    let run = |args: &[&str], knobs: &[(&str, &str)]| {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        command.current_dir(dir.path()).args(args).env("LD_LIBRARY_PATH", emulator().parent().unwrap());
+        let out = command.envs(knobs.iter().copied()).timeout(Duration::from_secs(120)).output().unwrap();
+        let stderr = String::from_utf8(out.stderr).unwrap();
+        assert!(out.stdout.is_empty() && stderr.lines().count() == 1, "{args:?}: {stderr}");
+        assert!(!dir.path().join("t").exists());
+        (out.status.code(), stderr)
+    };
+    let second = ("SPECPROF_DRIVER_TIMEOUT", "1");
+    for args in [
+        &record[..],
+        &["calibrate", "--model", "demo", "--backend", "cuda"],
+        &["model", checkpoint.to_str().unwrap(), "--golden", file.to_str().unwrap(), "--backend", "cuda"],
+    ] {
+        for (knob, call) in [
+            (("EMU_INIT", "hang"), "in cuInit"),
+            (("EMU_FAIL", "cuDevicePrimaryCtxRetain:1:hang"), "in cuDevicePrimaryCtxRetain"),
+            (("EMU_FAIL", "cuDevicePrimaryCtxRelease_v2:1:hang"), "in cuDevicePrimaryCtxRelease"),
+        ] {
+            let begin = Instant::now();
+            let (code, stderr) = run(args, &[second, knob]);
+            assert_eq!(code, Some(3), "{args:?}: {stderr}");
+            for words in ["--backend cuda: the driver did not return within 1 s", call, "SPECPROF_DRIVER_TIMEOUT", "use --backend cpu"] {
+                assert!(stderr.contains(words), "{args:?}: {stderr}");
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "{args:?}");
+        }
+    }
+    for seconds in ["soon", "0", "-1", "3601"] {
+        let (code, stderr) = run(&record, &[("SPECPROF_DRIVER_TIMEOUT", seconds)]);
+        assert!(code == Some(2) && stderr.contains(&format!("SPECPROF_DRIVER_TIMEOUT={seconds}: is no number of seconds")), "{stderr}");
+    }
+}
+
+/// A driver that ends its caller ends the process that tries it.
+#[test]
+fn a_driver_that_ends_its_caller_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--model", "demo", "--prompt", "x", "--backend", "cuda", "--out", "t"];
+    let (code, stdout, stderr) = record(dir.path(), &args, &[("EMU_FAIL", "cuDevicePrimaryCtxRetain:1:abort")]);
+    assert_eq!((code, stdout.as_str(), stderr.lines().count()), (3, "", 1), "{stderr}");
+    assert!(
+        ["(signal 6) in cuDevicePrimaryCtxRetain", "LD_LIBRARY_PATH", "use --backend cpu"].iter().all(|words| stderr.contains(words)),
+        "{stderr}"
+    );
 }

@@ -46,7 +46,9 @@ fn doctor_never_hangs_and_names_what_is_missing() {
     for (nvml, knobs, name, status, words) in [
         (true, &[][..], "cuda backend", "warning", &["specprof emulator (no GPU)", "sm_90a", "mean nothing"][..]),
         (true, &[], "nvml", "ok", &["driver 570.86.10", "SM clock, memory clock, power, temperature, throttle reasons, memory used"]),
-        (true, &[("EMU_INIT", "hang")], "cuda backend", "unavailable", &["did not answer within 2 s", "hangs"]),
+        (true, &[("EMU_INIT", "hang")], "cuda backend", "unavailable", &["did not answer within 2 s", "hangs in cuInit"]),
+        (true, &[("EMU_FAIL", "cuDevicePrimaryCtxRetain:1:hang")], "cuda backend", "unavailable", &["hangs in cuDevicePrimaryCtxRetain"]),
+        (true, &[("EMU_FAIL", "cuModuleLoadData:1:hang")], "cuda backend", "unavailable", &["hangs in cuModuleLoadData"]),
         (true, &[("EMU_NVML", "hang")], "nvml", "unavailable", &["NVML did not answer within 2 s"]),
         (true, &[("EMU_INIT", "100")], "cuda backend", "unavailable", &["CUDA_ERROR_NO_DEVICE", "CPU"]),
         (true, &[("EMU_INIT", "803")], "cuda backend", "unavailable", &["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"]),
@@ -66,7 +68,7 @@ fn doctor_never_hangs_and_names_what_is_missing() {
         // What one library lacks says nothing of the other.
         assert_eq!(
             checks.contains_key("gpu memory"),
-            !knobs.iter().any(|(knob, _)| matches!(*knob, "EMU_INIT" | "EMU_DEVICES" | "EMU_DRIVER"))
+            !knobs.iter().any(|(knob, _)| matches!(*knob, "EMU_INIT" | "EMU_FAIL" | "EMU_DEVICES" | "EMU_DRIVER"))
         );
     }
 }
