@@ -71,12 +71,18 @@ pub(super) struct HostRows {
 pub(super) struct Wants {
     pub routes: bool,
     pub weights: bool,
+    pub output: bool,
     pub clock: Option<Clock>,
 }
 
 impl Wants {
     pub fn of(tap: &dyn ForwardTap) -> Self {
-        Self { routes: tap.wants_routes(), weights: tap.wants_weights(), clock: tap.clock() }
+        Self { routes: tap.wants_routes(), weights: tap.wants_weights(), output: tap.wants_output(), clock: tap.clock() }
+    }
+
+    /// How a pass ends that nobody chooses by on the device.
+    pub fn ending(self) -> Ending {
+        if self.output { Ending::Logits } else { Ending::Nothing }
     }
 
     /// What leaves the ring.
@@ -285,7 +291,7 @@ impl<'m> CudaSession<'m> {
                 LogitRows::Last => usize::from(last),
                 LogitRows::None => 0,
             };
-            self.pass(part, wanted, wants, if last { ending } else { Ending::Logits })?;
+            self.pass(part, wanted, wants, if last { ending } else { wants.ending() })?;
             if !last && self.pending > 0 {
                 // Rows of a pass that is longer than a window are committed as they go; see `Target::forward`.
                 self.ahead += self.pending;
@@ -376,7 +382,8 @@ impl Target for CudaSession<'_> {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: LogitRows, tap: &mut dyn ForwardTap) -> Result<Forward<'_>, EngineError> {
-        self.forward_to(tokens, logits, tap, Ending::Logits)?;
+        let ending = Wants::of(tap).ending();
+        self.forward_to(tokens, logits, tap, ending)?;
         Ok(self.results())
     }
 
