@@ -10,6 +10,7 @@ use specprof::engine::matrix::Matrix;
 use specprof::engine::sampling::{Sampler, Sampling};
 use specprof::engine::target::Target;
 use specprof::engine::{Checkpoint, EngineError, LogitRows, NoTap, builtin};
+use specprof::trace::{Trace, validate};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -199,4 +200,87 @@ fn a_driver_that_ends_its_caller_is_an_error() {
         ["(signal 6) in cuDevicePrimaryCtxRetain", "LD_LIBRARY_PATH", "use --backend cpu"].iter().all(|words| stderr.contains(words)),
         "{stderr}"
     );
+}
+
+/// Each call of the driver that a run makes, refused at its first or a later time: one line and exit 3, and what is left opens.
+#[test]
+fn a_driver_that_refuses_a_call_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--model", "demo", "--prompt", "def main():\n    return 1", "--max-new-tokens", "12", "--prefill-chunk", "20", "--backend"];
+    let args = [&args[..], &["cuda", "--telemetry", "off", "--out", "t", "--force", "--kernels"]].concat();
+    let mut begun = 0;
+    // Those that only a wait or an event makes are called late; the first graph is launched behind two windows.
+    for (function, kernels, calls, words) in [
+        ("cuMemGetInfo_v2", "off", &[1][..], "does not say what memory is free"),
+        ("cuStreamCreate", "off", &[1], "no stream"),
+        ("cuModuleLoadData", "off", &[1], "a newer driver may be needed"),
+        ("cuMemAlloc_v2", "off", &[1, 40, 200], "bytes of device memory, of which others may have taken some"),
+        ("cuMemHostAlloc", "off", &[1, 4], "bytes of page-locked memory"),
+        ("cuMemsetD8Async", "off", &[1, 4], "clearing device memory"),
+        ("cuMemcpyHtoDAsync_v2", "off", &[1, 7], "a copy to the device"),
+        ("cuMemcpyDtoHAsync_v2", "off", &[1, 5], "a copy from the device"),
+        ("cuMemcpyDtoDAsync_v2", "off", &[1], "a copy on the device"),
+        ("cuModuleGetFunction", "off", &[1, 15], "the image has no kernel"),
+        ("cuLaunchKernel", "off", &[1, 60, 400], "kernel "),
+        ("cuStreamSynchronize", "off", &[1, 4], "waiting for a pass"),
+        ("cuGraphLaunch", "off", &[1], "a graph"),
+        ("cuEventCreate", "auto", &[1, 100], "no event"),
+    ] {
+        for call in calls {
+            let fail = format!("{function}:{call}:2");
+            let (code, stdout, stderr) = record(dir.path(), &[&args[..], &[kernels]].concat(), &[("EMU_FAIL", &fail)]);
+            let error = stderr.lines().last().unwrap_or_default();
+            assert!(code == 3 && stdout.is_empty(), "{fail}: {code}: {stderr}");
+            for wanted in ["--backend cuda: CUDA: ", words, "CUDA_ERROR_OUT_OF_MEMORY"] {
+                assert!(error.contains(wanted), "{fail}: {stderr}");
+            }
+            assert!(!stderr.contains("panicked"), "{fail}: {stderr}");
+            if dir.path().join("t").exists() {
+                let trace = Trace::open(&dir.path().join("t")).unwrap();
+                assert!(!trace.manifest().complete && validate(&trace).unwrap().failed() == 0, "{fail}: {:?}", trace.manifest());
+                std::fs::remove_dir_all(dir.path().join("t")).unwrap();
+                begun += 1;
+            }
+        }
+    }
+    assert!(begun >= 3, "{begun} runs had begun to record");
+}
+
+/// A capture may be refused at any of its calls: the run goes on kernel by kernel, with the same tokens, and says so.
+#[test]
+fn a_capture_that_fails_at_any_call_is_done_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [
+        "--model",
+        "demo",
+        "--prompt",
+        "def main():",
+        "--max-new-tokens",
+        "24",
+        "--backend",
+        "cuda",
+        "--telemetry",
+        "off",
+        "--force",
+        "--kernels",
+        "off",
+        "--out",
+        "t",
+    ];
+    let run = |fail: &str| {
+        let (code, _, stderr) = record(dir.path(), &args, &[("EMU_FAIL", fail)]);
+        assert_eq!(code, 0, "{fail}: {stderr}");
+        Trace::open(&dir.path().join("t")).unwrap().manifest().clone()
+    };
+    let whole = run("");
+    assert!(whole.token_hash.is_some() && whole.instrumentation.graphs.is_some());
+    for function in ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"] {
+        for call in [1, 2] {
+            let manifest = run(&format!("{function}:{call}:801"));
+            assert_eq!(manifest.token_hash, whole.token_hash, "{function}:{call}");
+            assert_eq!(manifest.instrumentation.graphs.is_some(), call > 1, "{function}:{call}: graphs before the refusal are used");
+            let refused: Vec<_> = manifest.warnings.iter().filter(|w| w.code == "cuda_graphs_refused").collect();
+            assert!(refused.len() == 1 && refused[0].message.contains("CUDA_ERROR_NOT_SUPPORTED"), "{function}:{call}: {refused:?}");
+        }
+    }
 }
