@@ -6,7 +6,7 @@
 # 1. The built-in model decodes to the same tokens as on the CPU, with made-up weights and planned experts too. 2. Made-up models, FP8 by
 # default, decode and verify with 1, 3, 5 and 8 drafts, with kernels untimed, so that steps run as graphs. 3. `calibrate` measures passes by
 # rows and distinct experts, and every kernel beside the time that its bytes take at the rate at which the device reads. 4. Prompts of one long
-# pass, beside the time that all weights take at that rate. One file of it goes to reports/gpu/, named by device and date. NOT YET RUN ON A GPU.
+# pass, beside the time that all weights take at that rate, and the operations a second that it and its parts reach. One file of it goes to reports/gpu/, named by device and date. NOT YET RUN ON A GPU.
 #
 # SPECPROF_GPU_SHAPES, SPECPROF_GPU_QUANT: other shapes than "ling-3.0-tiny ling-3.0-flash" and another storage than fp8.
 # SPECPROF_GPU_CONTEXT, SPECPROF_GPU_TOKENS, SPECPROF_GPU_REPEATS: tokens of a prompt and in the caches, tokens of each of four requests, and
@@ -133,34 +133,99 @@ done
     echo "## Prompts"
     echo
     echo "Passes of $prompt tokens on tensor cores, without drafts; experts as the routers choose. Floor: all weights, each byte once, at the rate at"
-    echo "which the device reads (see above). Operations: two for each active parameter and token; the tensor cores do three times as many, a row"
-    echo "being in three terms."
+    echo "which the device reads (see above). Operations: those of the model (\`specprof model --json\`, \`prompt_pass\`); the tensor cores do three"
+    echo "times as many, a row being in three terms. The rate at which this device computes was not measured, so there is no floor by arithmetic."
     echo
-    echo "| model | passes | a pass, ms | tokens/s | floor, ms | Tera operations/s |"
-    echo "|---|---|---|---|---|---|"
+    echo "| model | passes | a pass, ms | tokens/s | floor, ms | Giga operations | Tera operations/s |"
+    echo "|---|---|---|---|---|---|---|"
 } >>"$work/table.md"
 # GB a second of the last calibration that has one.
 stream=$(sed -n 's/.* at the \([0-9]*\) GB\/s at which the device reads.*/\1/p' "$work/table.md" | tail -n 1)
+# Median time of each part of a pass and the rate that it reached, out of the parts' operations and a trace's lines. A kernel that is called
+# mla_ or kda_ is part of attention or recurrence, every other one of its component's products. An emulated device has no times.
+parts() {
+    awk -v dry="$dry" '
+        function median(list, n,    i, j, v, at) {
+            split(list, at, " ")
+            for (i = 2; i <= n; i++) { v = at[i] + 0; for (j = i - 1; j > 0 && at[j] + 0 > v; j--) at[j + 1] = at[j]; at[j + 1] = v }
+            return at[int((n + 1) / 2)]
+        }
+        function word(key) { return match($0, "\"" key "\":\"[^\"]*\"") ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 5) : "" }
+        function number(key) { return match($0, "\"" key "\":[0-9]+") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : -1 }
+        FNR == NR {
+            if ($1 == "\"component\":") component = $2
+            if ($1 == "\"part\":") part = $2
+            if ($1 == "\"operations\":") { name = component " " part; gsub(/[",]/, "", name); order[++parts] = name; operations[name] = $2 + 0 }
+            next
+        }
+        /^{"type":"step"/ && word("phase") == "prefill" { wanted[number("step_id")] = ++steps }
+        /^{"type":"kernel"/ && word("module") == "target" && number("step_id") in wanted && !dry {
+            kernel = word("name"); component = word("component")
+            name = component " " (kernel ~ /^mla_/ ? "attention" : kernel ~ /^kda_/ ? "recurrence" : "products")
+            if (!(name in operations)) name = "all else"
+            # Nanoseconds of now have more digits than a number here: only their ends are taken.
+            match($0, /"begin_ns":[0-9]+/); begin = substr($0, RSTART + 11, RLENGTH - 11)
+            match($0, /"end_ns":[0-9]+/); end = substr($0, RSTART + 9, RLENGTH - 9)
+            took = substr(end, length(end) - 13) - substr(begin, length(begin) - 13)
+            if (took < 0) took += 1e14
+            ns[name, wanted[number("step_id")]] += took
+        }
+        END {
+            order[++parts] = "all else"
+            for (p = 1; p <= parts; p++) {
+                name = order[p]; list = ""; n = 0
+                for (s = 1; s <= steps; s++) if ((name, s) in ns) { list = list " " sprintf("%.0f", ns[name, s]); n++ }
+                time = n > 0 ? median(list, n) : 0
+                shown = n > 0 ? sprintf("%.3f", time / 1e6) : "unknown"
+                rate = time > 0 && name in operations ? sprintf("%.2f", operations[name] / time / 1e3) : name in operations ? "unknown" : ""
+                printf "| %s | %s | %s | %s |\n", name, shown, name in operations ? sprintf("%.2f", operations[name] / 1e9) : "", rate
+            }
+        }' "$1" "$2"
+}
+: >"$work/parts.md"
 for shape in $shapes; do
     run="$work/$shape-prompt"
-    if "$specprof" -q record --backend cuda --model "synthetic:$shape" --quant "$quant" --kernels off --draft none --prompt-tokens "$prompt" \
-        --prefill-chunk "$prompt" --requests "$repeats" --max-new-tokens 2 --ignore-eos --warmup 1 --out "$run" >/dev/null 2>"$work/error"; then
-        "$specprof" -q model "synthetic:$shape" --quant "$quant" --json >"$work/model.json" 2>"$work/error" || fail "$shape: $(cell "$work/error")" 1
+    # Model, passes and how kernels are timed.
+    prompts() {
+        "$specprof" -q record --backend cuda --model "synthetic:$shape" --quant "$quant" --kernels "$1" --draft none --prompt-tokens "$prompt" \
+            --prefill-chunk "$prompt" --requests "$repeats" --max-new-tokens 2 --ignore-eos --warmup 1 --out "$run" --force >/dev/null 2>"$work/error"
+    }
+    if prompts off; then
+        "$specprof" -q model "synthetic:$shape" --quant "$quant" --prompt-rows "$prompt" --json >"$work/model.json" 2>"$work/error" ||
+            fail "$shape: $(cell "$work/error")" 1
         "$specprof" -q export "$run" --format jsonl | sed -n '/"phase":"prefill"/s/.*"device_ns":\([0-9]*\).*/\1/p' | sort -n >"$work/times"
         awk -v name="$shape $quant" -v rows="$prompt" -v stream="${stream:-0}" -v bytes="$(value total_bytes "$work/model.json")" \
-            -v active="$(value active_parameters "$work/model.json")" '
+            -v operations="$(value total_operations "$work/model.json")" '
             { ns[NR] = $1 }
             END {
                 floor = stream > 0 ? sprintf("%.2f", bytes / stream / 1e6) : "unknown"
-                if (NR == 0) { printf "| %s | 0 | unknown | unknown | %s | unknown |\n", name, floor; exit }
+                giga = sprintf("%.2f", operations / 1e9)
+                if (NR == 0) { printf "| %s | 0 | unknown | unknown | %s | %s | unknown |\n", name, floor, giga; exit }
                 median = ns[int((NR + 1) / 2)]
-                printf "| %s | %d | %.2f | %.0f | %s | %.1f |\n", name, NR, median / 1e6, rows / median * 1e9, floor, 2 * active * rows / median / 1e3
+                printf "| %s | %d | %.2f | %.0f | %s | %s | %.1f |\n", name, NR, median / 1e6, rows / median * 1e9, floor, giga, operations / median / 1e3
             }' "$work/times" >>"$work/table.md"
+        {
+            echo
+            echo "### A prompt's pass of $shape $quant by part"
+            echo
+            echo "Medians of the kernels' times, by CUPTI where it can be used, else by an event after each kernel, when gaps count. Products run on tensor"
+            echo "cores, of weights in F32 on FP32 units, and their times include splitting, choosing, sorting and adding up; attention and recurrence"
+            echo "run on FP32 units."
+            echo
+            if prompts auto && "$specprof" -q export "$run" --format jsonl >"$work/lines" 2>"$work/error"; then
+                echo "| part | ms | Giga operations | Tera operations/s |"
+                echo "|---|---|---|---|"
+                parts "$work/model.json" "$work/lines"
+            else
+                echo "not run: $(cell "$work/error")"
+            fi
+        } >>"$work/parts.md"
         rm -rf "$run"
     else
-        echo "| $shape $quant | not run: $(cell "$work/error") | | | | |" >>"$work/table.md"
+        echo "| $shape $quant | not run: $(cell "$work/error") | | | | | |" >>"$work/table.md"
     fi
 done
+cat "$work/parts.md" >>"$work/table.md"
 cp "$work/table.md" "$table"
 cat "$table"
 [ -z "$differs" ] || fail "tokens differ between CPU and GPU:$differs" 1

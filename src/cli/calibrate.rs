@@ -2,17 +2,17 @@
 
 use super::exit::{Failure, read_failure};
 use super::interrupt;
-use super::lists;
 use super::record::Backend;
 use super::run_args::{Quant, open_model};
 use super::text_or_json::TextOrJson;
 use super::ui::{Output, Ui};
+use super::{lists, probe};
 use crate::analysis;
 use crate::engine::EngineError;
 use crate::metric::costs::CostTable;
 use crate::record::bench::Bench;
 use crate::record::calibrate::{self, Grid};
-use crate::record::{BackendKind, RecordError, model_shape, why_no_cuda};
+use crate::record::{BackendKind, RecordError, model_shape};
 use crate::report::TextOptions;
 use crate::report::costs::{self, Slopes};
 use crate::trace::input_file;
@@ -96,10 +96,8 @@ impl List {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
-    if args.backend == Backend::Cuda
-        && let Some(why) = why_no_cuda()
-    {
-        return Err(Failure::Environment(format!("--backend cuda: {why}; use --backend cpu")));
+    if args.backend == Backend::Cuda {
+        probe::require_cuda()?;
     }
     if args.by_kernel && args.backend != Backend::Cuda {
         return Err(Failure::Input("--by-kernel goes with --backend cuda; the CPU engine has no kernels".into()));

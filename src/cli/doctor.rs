@@ -84,8 +84,8 @@ struct Doctor {
 /// When stdout cannot be written.
 pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if let Some(probe) = args.probe {
-        let json = serde_json::to_string(&probe.make()).map_err(|e| Failure::Environment(e.to_string()))?;
-        return ui.result(&format!("{json}\n"));
+        let answer = probe.answer().map_err(|e| Failure::Environment(e.to_string()))?;
+        return ui.result(&format!("{answer}\n"));
     }
     let output = Output::open(args.output.as_deref())?;
     let checks = checks(Duration::from_secs(args.timeout));

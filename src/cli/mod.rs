@@ -14,6 +14,7 @@ mod inspect;
 mod interrupt;
 mod lists;
 mod model;
+mod probe;
 mod record;
 mod report;
 mod run_args;

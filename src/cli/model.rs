@@ -5,16 +5,15 @@ mod render;
 mod summary;
 
 use super::exit::Failure;
-use super::lists;
 use super::run_args::{Quant, synthetic};
 use super::text_or_json::TextOrJson;
 use super::ui::Ui;
+use super::{lists, probe};
 use crate::engine::cuda::CudaSides;
 use crate::engine::presets::{PRESETS, Preset};
 use crate::engine::{Checkpoint, DsparkCheckpoint, builtin, dspark, golden};
-use crate::record::why_no_cuda;
 use std::path::{Path, PathBuf};
-use summary::Summary;
+use summary::{Asked, Summary};
 
 /// Show a model's parameters and bytes by component, whether it fits, and a forecast of its verify ratio
 #[derive(Debug, clap::Args)]
@@ -45,6 +44,9 @@ pub struct Args {
     /// Rows of a verify step to forecast: numbers and ranges, such as 2-6,9
     #[arg(long, value_name = "LIST", default_value = "2-6,8,9", value_parser = parse_rows)]
     rows: Rows,
+    /// Rows of a prompt's pass whose arithmetic --json counts
+    #[arg(long, value_name = "ROWS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    prompt_rows: u32,
     #[command(flatten)]
     shape: TextOrJson,
     /// The target, when MODEL is a DSpark drafter's checkpoint
@@ -87,10 +89,11 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         };
     }
     let made_up = synthetic(&args.model, args.quant)?;
+    let asked = Asked { context: args.context as usize, rows: &args.rows.0, prompt_rows: args.prompt_rows as usize };
     let summary = match (made_up, args.model.to_str().and_then(Preset::find)) {
-        (Some(model), _) => Summary::of_synthetic(&model, args.context as usize, &args.rows.0)?,
-        (None, Some(preset)) => Summary::of_preset(&preset, args.context as usize, &args.rows.0)?,
-        (None, None) => Summary::of_checkpoint(&open(&args.model)?, args.context as usize, &args.rows.0),
+        (Some(model), _) => Summary::of_synthetic(&model, asked)?,
+        (None, Some(preset)) => Summary::of_preset(&preset, asked)?,
+        (None, None) => Summary::of_checkpoint(&open(&args.model)?, asked),
     };
     if args.shape.json() { ui.result(&json(&summary)?) } else { ui.result(&render::text(&summary, ui.width(), ui.color())) }
 }
@@ -107,8 +110,8 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
         let text = "--backend cuda: a drafter is compared on the CPU engine alone so far; use --backend cpu";
         return Err(Failure::Input(text.into()));
     }
-    if cuda && let Some(reason) = why_no_cuda() {
-        return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
+    if cuda {
+        probe::require_cuda()?;
     }
     let report = match &args.target {
         None => {

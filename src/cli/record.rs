@@ -2,15 +2,14 @@
 
 use super::exit::{Failure, read_failure};
 use super::interrupt::stop_flag;
+use super::probe;
 use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
 use crate::engine::cuda::is_of_cupti;
 use crate::engine::drafter::MAX_DRAFT_LEN;
 use crate::engine::{DsparkCheckpoint, EngineError};
 use crate::metric::counted_plain;
-use crate::record::{
-    BackendKind, CuptiUse, Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError, why_no_cuda,
-};
+use crate::record::{BackendKind, CuptiUse, Options, Plan, Progress, Prompt, PromptSource, RecordError, Recording, WorkloadError};
 use crate::trace::{Manifest, TraceError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -136,10 +135,8 @@ enum Telemetry {
 impl Args {
     /// Refuses what this build or machine cannot do, and what can be seen to be wrong before anything is opened.
     fn check(&self) -> Result<(), Failure> {
-        if self.backend == Backend::Cuda
-            && let Some(reason) = why_no_cuda()
-        {
-            return Err(Failure::Environment(format!("--backend cuda: {reason}; use --backend cpu")));
+        if self.backend == Backend::Cuda {
+            probe::require_cuda()?;
         }
         if self.kernels == Kernels::Cupti && self.backend != Backend::Cuda {
             let reason = "--kernels cupti: CUPTI records a GPU's kernels, and the model runs on the CPU; use --kernels auto or off";

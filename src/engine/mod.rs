@@ -33,6 +33,7 @@ mod mla;
 mod moe;
 pub mod mtp;
 mod norm;
+pub mod operations;
 pub mod presets;
 mod rope;
 pub mod route_tap;

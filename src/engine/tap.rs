@@ -15,6 +15,12 @@ pub trait ForwardTap {
         false
     }
 
+    /// Whether the host looks at the hidden rows and logits of the tap's passes. Where it does not, a device computes them as ever and keeps
+    /// them: what a pass gives back is empty, and damage in its logits is not looked for.
+    fn wants_output(&self) -> bool {
+        true
+    }
+
     /// The clock that operations are timed by; `None` when their times are not wanted, and then nobody looks at one.
     fn clock(&self) -> Option<Clock> {
         None

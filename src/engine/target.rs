@@ -32,7 +32,8 @@ pub trait Target {
     /// prompt's: a device may not be able to take any of its rows back.
     ///
     /// # Errors
-    /// As [`Session::forward`]; where a device fails in such a pass, the timeline is of no use until [`Target::reset`].
+    /// As [`Session::forward`]; where a device fails in such a pass, or behind the first of several, the timeline is of no use until
+    /// [`Target::reset`].
     fn forward(&mut self, tokens: &[u32], logits: LogitRows, tap: &mut dyn ForwardTap) -> Result<Forward<'_>, EngineError>;
 
     /// Commits the first `rows` pending rows and rolls the others back; the tap is told of the time.

@@ -11,6 +11,7 @@ use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
 use crate::trace::manifest::{DeviceInfo, GraphCounts, KERNELS_TIMED_BY_EVENTS, ProfilerFacts, Warning};
 use crate::trace::{DeviceSensor, Manifest};
+use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
 /// What runs the model.
@@ -203,18 +204,13 @@ fn longest(plan: &Plan<'_>) -> usize {
     plan.requests.iter().map(request).max().unwrap_or(window).min(plan.checkpoint.config.max_position)
 }
 
-/// The one line of a machine without a device that the CUDA engine can use; `None` when there is one.
-pub fn why_no_cuda() -> Option<String> {
-    cuda_device().err()
-}
-
 /// What the CUDA engine finds out about its device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaDevice {
     /// The driver's name for it.
     pub name: String,
     /// The architecture whose kernels are loaded.
-    pub image: &'static str,
+    pub image: String,
     /// Whether it is the tests' stand-in.
     pub emulated: bool,
     /// Its identity, `GPU-...`, when the driver says.
@@ -223,20 +219,25 @@ pub struct CudaDevice {
     pub memory: Option<(u64, u64)>,
 }
 
-/// Opens the device that the CUDA engine would take, kernels and all, and closes it again. A driver that hangs hangs this.
+/// Opens the device that the CUDA engine would take, kernels and all, and closes it again. A driver that hangs hangs this: `tell` is told of
+/// each call that may.
 ///
 /// # Errors
 /// One line that says why there is none.
-pub fn cuda_device() -> Result<CudaDevice, String> {
-    let device = Device::open().map_err(|error| match error {
+pub fn cuda_device(tell: &dyn Fn(&'static str)) -> Result<CudaDevice, String> {
+    let device = Device::open_told(tell).map_err(|error| match error {
         EngineError::Device(reason) => reason,
         other => other.to_string(),
     })?;
-    Ok(CudaDevice {
+    tell("cuMemGetInfo");
+    let found = CudaDevice {
         name: device.name().to_owned(),
-        image: device.image(),
+        image: device.image().to_owned(),
         emulated: device.is_emulated(),
         uuid: device.uuid().map(str::to_owned),
         memory: device.memory_bytes().ok().map(|(free, all)| (free as u64, all as u64)),
-    })
+    };
+    tell("cuDevicePrimaryCtxRelease");
+    drop(device);
+    Ok(found)
 }

@@ -104,6 +104,10 @@ impl ForwardTap for Meter {
         false
     }
 
+    fn wants_output(&self) -> bool {
+        false
+    }
+
     fn operation(&mut self, _: Module, _: Option<usize>, component: Component, begin_ns: i64, end_ns: i64) {
         *self.ns.entry(component.as_str()).or_default() += end_ns - begin_ns;
     }

@@ -19,7 +19,7 @@ mod second_pass;
 pub mod sweep;
 pub mod workload;
 
-pub use backend::{BackendKind, CudaDevice, CuptiUse, cuda_device, why_no_cuda};
+pub use backend::{BackendKind, CudaDevice, CuptiUse, cuda_device};
 pub use bandwidth::copy_gb_per_s;
 pub use builtin::Workload;
 pub use error::RecordError;

@@ -212,6 +212,19 @@ void copy_to_device(void* to, const void* from, size_t size) {
     if (size >= 4096 && contexts >= knob("EMU_BAD_CONTEXT", contexts + 1)) std::memset(static_cast<char*>(to) + size / 2, 0, size - size / 2);
 }
 
+// EMU_FAIL=FUNCTION:N:CODE: the function's calls give that code from the Nth on (1 is the first), do not return
+// for the code `hang`, or end the process for the code `abort`.
+int failure(const char* function) {
+    static const std::string wanted = std::getenv("EMU_FAIL") ? std::getenv("EMU_FAIL") : "";
+    static const size_t name = wanted.find(':'), code = name == std::string::npos ? name : wanted.find(':', name + 1);
+    static long left = code == std::string::npos ? 0 : std::atol(wanted.c_str() + name + 1);
+    if (code == std::string::npos || wanted.compare(0, name, function) != 0 || (left > 0 && --left > 0)) return OK;
+    while (wanted.compare(code + 1, std::string::npos, "hang") == 0) pause();
+    if (wanted.compare(code + 1, std::string::npos, "abort") == 0) std::abort();
+    return std::atoi(wanted.c_str() + code + 1);
+}
+#define MAY_FAIL if (int code = failure(__func__)) return code;
+
 API cuInit(unsigned) {
     const char* init = std::getenv("EMU_INIT");
     while (init && std::string(init) == "hang") pause();
@@ -230,7 +243,7 @@ API cuInit(unsigned) {
     return OK;
 }
 API cuDriverGetVersion(int* version) { *version = knob("EMU_DRIVER", 12080); return OK; }
-API cuDeviceGetCount(int* count) { *count = knob("EMU_DEVICES", 1); return OK; }
+API cuDeviceGetCount(int* count) { MAY_FAIL *count = knob("EMU_DEVICES", 1); return OK; }
 API cuDeviceGet(int* device, int ordinal) { *device = 0; return ordinal == 0 ? OK : 101; }
 API cuDeviceGetName(char* name, int size, int) {
     const char* other = std::getenv("EMU_NAME");
@@ -253,23 +266,25 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
-API cuDevicePrimaryCtxRetain(void** context, int) { contexts++, *context = &context_storage; return OK; }
-API cuDevicePrimaryCtxRelease_v2(int) { return OK; }
+API cuDevicePrimaryCtxRetain(void** context, int) { MAY_FAIL contexts++, *context = &context_storage; return OK; }
+API cuDevicePrimaryCtxRelease_v2(int) { MAY_FAIL return OK; }
 API cuCtxGetCurrent(void** context) { *context = current; return OK; }
 API cuCtxSetCurrent(void* context) { current = context; return OK; }
 API cuCtxSynchronize() { return synchronise(nullptr); }
 
 API cuStreamCreate(void** stream, unsigned flags) {
+    MAY_FAIL
     *stream = new Stream;
     static_cast<Stream*>(*stream)->blocking = !(flags & 1);
     return OK;
 }
 API cuStreamCreateWithPriority(void** stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
 API cuStreamDestroy_v2(void* stream) { drain(stream_of(stream)); delete static_cast<Stream*>(stream); return OK; }
-API cuStreamSynchronize(void* stream) { return synchronise(stream); }
+API cuStreamSynchronize(void* stream) { MAY_FAIL return synchronise(stream); }
 API cuStreamWaitEvent(void*, void*, unsigned) { return OK; }
 API cuStreamIsCapturing(void* stream, int* status) { *status = stream_of(stream).capture ? 1 : 0; return OK; }
 API cuStreamBeginCapture_v2(void* stream, int) {
+    MAY_FAIL
     if (!stream || capturing) return INVALID_VALUE;
     if (set("EMU_NO_CAPTURE")) return NOT_SUPPORTED;
     capturing = &stream_of(stream);
@@ -280,11 +295,13 @@ API cuStreamEndCapture(void* stream, void** graph) {
     if (!stream_of(stream).capture) return CAPTURE_INVALID;
     capturing = nullptr;
     std::unique_ptr<Graph> captured = std::move(stream_of(stream).capture);
+    MAY_FAIL
     if (captured->spoiled) return CAPTURE_INVALID;
     *graph = captured.release();
     return OK;
 }
 API cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+    MAY_FAIL
     auto* made = new Graph;
     for (const auto& node : static_cast<Graph*>(graph)->nodes) {
         made->nodes.push_back(std::make_unique<Operation>(*node));
@@ -297,6 +314,7 @@ API cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long lo
 API cuGraphGetNodes(void* graph, void**, size_t* count) { *count = static_cast<Graph*>(graph)->nodes.size(); return OK; }
 API cuGraphUpload(void*, void*) { return OK; }
 API cuGraphLaunch(void* executable, void* stream) {
+    MAY_FAIL
     if (stream_of(stream).capture) return NOT_SUPPORTED;
     Stream& queue = queue_of(stream_of(stream));
     uint32_t correlation = begin_api(stream, LAUNCH_GRAPH);
@@ -311,7 +329,7 @@ API cuGraphLaunch(void* executable, void* stream) {
 API cuGraphDestroy(void* graph) { delete static_cast<Graph*>(graph); return OK; }
 API cuGraphExecDestroy(void* graph) { delete static_cast<Graph*>(graph); return OK; }
 
-API cuEventCreate(void** event, unsigned) { *event = new Event{}; return OK; }
+API cuEventCreate(void** event, unsigned) { MAY_FAIL *event = new Event{}; return OK; }
 API cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }
 API cuEventRecord(void* event, void* stream) {
     begin_api(stream, EVENT_RECORD);
@@ -335,8 +353,9 @@ API cuEventElapsedTime(float* ms, void* begin, void* end) {
     return OK;
 }
 
-API cuMemGetInfo_v2(size_t* available, size_t* total) { *total = emu_total(); *available = emu_total() - emu_used(); return OK; }
+API cuMemGetInfo_v2(size_t* available, size_t* total) { MAY_FAIL *total = emu_total(); *available = emu_total() - emu_used(); return OK; }
 API cuMemAlloc_v2(void** at, size_t size) {
+    MAY_FAIL
     if (spoils_capture()) return CAPTURE_UNSUPPORTED;
     *at = emu_allocate(size);
     return *at ? OK : size ? OUT_OF_MEMORY : INVALID_VALUE;
@@ -352,6 +371,7 @@ API cuMemFreeAsync(void* at, void* stream) {
     return OK;
 }
 API cuMemHostAlloc(void** at, size_t size, unsigned) {
+    MAY_FAIL
     *at = std::malloc(size ? size : 1);
     if (!*at) return OUT_OF_MEMORY;
     std::memset(*at, 0xff, size);
@@ -370,12 +390,14 @@ API cuMemFreeHost(void* at) {
     return OK;
 }
 API cuMemsetD8Async(void* at, unsigned char value, size_t size, void* stream) {
+    MAY_FAIL
     if (!emu_inside(at, size)) return INVALID_VALUE;
     if (!stream && spoils_capture()) return CAPTURE_IMPLICIT;
     enqueue(stream, [=] { std::memset(at, value, size); }, copy_of(2, 0, size));
     return OK;
 }
 API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
+    MAY_FAIL
     if (!emu_inside(to, size)) return INVALID_VALUE;
     if (is_pinned(from, size)) {
         enqueue(stream, [=] { copy_to_device(to, from, size); }, copy_of(1, 1, size));
@@ -387,12 +409,14 @@ API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) 
     return OK;
 }
 API cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t size, void* stream) {
+    MAY_FAIL
     if (!emu_inside(from, size)) return INVALID_VALUE;
     // Counted when it runs: a graph's copies run with every launch.
     enqueue(stream, [=] { brought[size]++, std::memcpy(to, from, size); }, copy_of(1, 2, size));
     return OK;
 }
 API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
+    MAY_FAIL
     if (!emu_inside(to, size) || !emu_inside(from, size)) return INVALID_VALUE;
     enqueue(stream, [=] { std::memmove(to, from, size); }, copy_of(1, 8, size));
     return OK;
@@ -415,6 +439,7 @@ API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {
 }
 
 API cuModuleLoadData(void** module, const void* image) {
+    MAY_FAIL
     auto* p = static_cast<const unsigned char*>(image);
     if (std::memcmp(p, "\x7f" "ELF", 4) == 0) *module = new Module{std::string(static_cast<const char*>(image), elf_size(p))};
     else if (std::strstr(static_cast<const char*>(image), ".version")) *module = new Module{std::string(static_cast<const char*>(image))};
@@ -423,6 +448,7 @@ API cuModuleLoadData(void** module, const void* image) {
 }
 API cuModuleUnload(void* module) { delete static_cast<Module*>(module); return OK; }
 API cuModuleGetFunction(void** function, void* module, const char* name) {
+    MAY_FAIL
     // Kernels are loaded when they are first asked for.
     if (spoils_capture()) return CAPTURE_UNSUPPORTED;
     if (static_cast<Module*>(module)->image.find(name) == std::string::npos) return NOT_FOUND;
@@ -438,6 +464,7 @@ API cuFuncGetAttribute(int* value, int attribute, void* function) {
     return OK;
 }
 API cuFuncSetAttribute(void* function, int attribute, int value) {
+    MAY_FAIL
     if (attribute == 8) {
         if (value > 227 * 1024) return INVALID_VALUE;
         static_cast<Function*>(function)->dynamic_shared = value;
@@ -445,6 +472,7 @@ API cuFuncSetAttribute(void* function, int attribute, int value) {
     return OK;
 }
 API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
+    MAY_FAIL
     if (!function || extra) return INVALID_HANDLE;
     if (!stream && spoils_capture()) return CAPTURE_IMPLICIT;
     auto* f = static_cast<Function*>(function);

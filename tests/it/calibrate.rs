@@ -75,6 +75,36 @@ fn an_emulated_device_is_counted_and_never_timed() {
     assert!(code == 3 && stderr.contains("the passes' times would be too short"), "{stderr}");
 }
 
+/// Passes that are timed leave their logits and hidden rows on the device; what the host is told of one is one small copy.
+#[test]
+fn timed_passes_bring_no_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (driver, counts) = (crate::kernels::emulator().parent().unwrap(), dir.path().join("counts.json"));
+    let brought = |repeats: &str, library: &str| -> std::collections::BTreeMap<u64, u64> {
+        let mut command = Command::cargo_bin("specprof").unwrap();
+        let args = ["calibrate", "--backend", "cuda", "--model", "demo", "--rows", "1,3", "--unions", "4,8", "--context", "5", "--repeats"];
+        let out = command.args(args).args([repeats, "--json"]).env("LD_LIBRARY_PATH", driver).env("SPECPROF_CUPTI", library);
+        let out = out.env("EMU_COUNTS", &counts).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let json: Value = serde_json::from_slice(&std::fs::read(&counts).unwrap()).unwrap();
+        let all = json["brought"].as_object().unwrap().iter();
+        all.map(|(bytes, times)| (bytes.parse().unwrap(), times.as_u64().unwrap())).collect()
+    };
+    let config = Checkpoint::load(builtin::ling_nano()).unwrap().config;
+    let rows_of = |bytes: u64, width: usize| bytes > 0 && bytes.is_multiple_of(width as u64 * 4);
+    for library in ["/nowhere/libcupti.so", driver.join("cupti").to_str().unwrap()] {
+        let (few, many) = (brought("2", library), brought("6", library));
+        assert!(!many.keys().any(|&bytes| rows_of(bytes, config.vocab)), "{many:?}");
+        let hidden = |all: &std::collections::BTreeMap<u64, u64>| -> u64 {
+            all.iter().filter(|(bytes, _)| rows_of(**bytes, config.hidden)).map(|(_, times)| times).sum()
+        };
+        assert_eq!(hidden(&few), hidden(&many), "{few:?} {many:?}");
+        // Three cells and a draft, each four times more.
+        let copies = |all: &std::collections::BTreeMap<u64, u64>| all.values().sum::<u64>();
+        assert_eq!(copies(&many) - copies(&few), 16, "{few:?} {many:?}");
+    }
+}
+
 /// The bytes of kernels are those of the shapes: by hand for some, and by the union for the experts.
 #[test]
 fn kernels_have_the_bytes_of_their_shapes() {

@@ -413,6 +413,16 @@ mod command {
         assert_eq!((rows.len(), &rows[0]["uniform"]["union"]), (2, &json!(4.0)));
         assert!((rows[1]["uniform"]["union"].as_f64().unwrap() - 14.56).abs() < 0.005);
         assert!(json["forecast"]["kind"].as_str().unwrap().contains("not a measurement"));
+        let prompt = &json["prompt_pass"];
+        assert_eq!((&prompt["prompt_rows"], &prompt["context"]), (&json!(512), &json!(0)));
+        let parts = prompt["parts"].as_array().unwrap();
+        let sum: u64 = parts.iter().map(|part| part["operations"].as_u64().unwrap()).sum();
+        assert_eq!(prompt["total_operations"], sum);
+        // More than two for each active parameter but the head's, which has one row.
+        let head = parts.iter().find(|part| part["component"] == "head").unwrap()["operations"].as_u64().unwrap();
+        assert!(sum > 512 * (2 * json["active_parameters"].as_u64().unwrap() - head), "{prompt}");
+        assert!(parts.iter().any(|part| part["component"] == "mla" && part["part"] == "attention"), "{prompt}");
+        specprof().args(["model", "demo", "--prompt-rows", "0"]).assert().code(2);
     }
 
     #[test]

@@ -2,9 +2,8 @@
 //! plan: the same on both engines. All on the emulator.
 
 use crate::cuda::{Routes, both, compare, record, routes};
-use crate::kernels::emulator;
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-use specprof::engine::cuda::{Device, DeviceWeights};
+use crate::kernels::on_emulator;
+use specprof::engine::cuda::DeviceWeights;
 use specprof::engine::matrix::Matrix;
 use specprof::engine::presets::Layout;
 use specprof::engine::synthetic::Synthetic;
@@ -112,24 +111,19 @@ fn matrices(weights: &ModelWeights) -> Vec<&Matrix> {
 
 #[test]
 fn the_host_never_has_what_the_device_makes() {
-    // The engine asks for the library by its name, which the loader then knows.
-    // SAFETY: the emulator's initialisers do nothing.
-    let library = unsafe { Library::open(Some(emulator()), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
-    let device = Device::open().unwrap();
-    assert!(device.is_emulated());
-    for layout in [Layout::Bf16, Layout::Fp8, Layout::Fp4, Layout::Int4] {
-        let model = Synthetic::find(Path::new("synthetic:ling-nano"), layout).unwrap().unwrap().for_device().unwrap();
-        let before = device.free_bytes().unwrap();
-        let loaded = DeviceWeights::upload(&device, &model.config, &model.weights).unwrap();
-        // INT4 checkpoints also store the shapes of their matrices, some bytes each, which no device needs.
-        let total = model.inventory.total();
-        let stored = (total.bytes - total.note_bytes) as usize;
-        assert!(before - device.free_bytes().unwrap() >= stored, "{layout:?}: the device has not all of the {stored} bytes");
-        let all = matrices(&model.weights);
-        assert!(all.len() > 1000, "{layout:?}: {}", all.len());
-        assert_eq!(all.iter().filter(|m| m.is_held()).count(), 0, "{layout:?}: matrices in the host's memory");
-        drop(loaded);
-    }
-    drop(device);
-    drop(library);
+    on_emulator(|device| {
+        for layout in [Layout::Bf16, Layout::Fp8, Layout::Fp4, Layout::Int4] {
+            let model = Synthetic::find(Path::new("synthetic:ling-nano"), layout).unwrap().unwrap().for_device().unwrap();
+            let before = device.free_bytes().unwrap();
+            let loaded = DeviceWeights::upload(device, &model.config, &model.weights).unwrap();
+            // INT4 checkpoints also store the shapes of their matrices, some bytes each, which no device needs.
+            let total = model.inventory.total();
+            let stored = (total.bytes - total.note_bytes) as usize;
+            assert!(before - device.free_bytes().unwrap() >= stored, "{layout:?}: the device has not all of the {stored} bytes");
+            let all = matrices(&model.weights);
+            assert!(all.len() > 1000, "{layout:?}: {}", all.len());
+            assert_eq!(all.iter().filter(|m| m.is_held()).count(), 0, "{layout:?}: matrices in the host's memory");
+            drop(loaded);
+        }
+    });
 }

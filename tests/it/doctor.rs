@@ -46,7 +46,9 @@ fn doctor_never_hangs_and_names_what_is_missing() {
     for (nvml, knobs, name, status, words) in [
         (true, &[][..], "cuda backend", "warning", &["specprof emulator (no GPU)", "sm_90a", "mean nothing"][..]),
         (true, &[], "nvml", "ok", &["driver 570.86.10", "SM clock, memory clock, power, temperature, throttle reasons, memory used"]),
-        (true, &[("EMU_INIT", "hang")], "cuda backend", "unavailable", &["did not answer within 2 s", "hangs"]),
+        (true, &[("EMU_INIT", "hang")], "cuda backend", "unavailable", &["did not answer within 2 s", "hangs in cuInit"]),
+        (true, &[("EMU_FAIL", "cuDevicePrimaryCtxRetain:1:hang")], "cuda backend", "unavailable", &["hangs in cuDevicePrimaryCtxRetain"]),
+        (true, &[("EMU_FAIL", "cuModuleLoadData:1:hang")], "cuda backend", "unavailable", &["hangs in cuModuleLoadData"]),
         (true, &[("EMU_NVML", "hang")], "nvml", "unavailable", &["NVML did not answer within 2 s"]),
         (true, &[("EMU_INIT", "100")], "cuda backend", "unavailable", &["CUDA_ERROR_NO_DEVICE", "CPU"]),
         (true, &[("EMU_INIT", "803")], "cuda backend", "unavailable", &["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"]),
@@ -66,7 +68,7 @@ fn doctor_never_hangs_and_names_what_is_missing() {
         // What one library lacks says nothing of the other.
         assert_eq!(
             checks.contains_key("gpu memory"),
-            !knobs.iter().any(|(knob, _)| matches!(*knob, "EMU_INIT" | "EMU_DEVICES" | "EMU_DRIVER"))
+            !knobs.iter().any(|(knob, _)| matches!(*knob, "EMU_INIT" | "EMU_FAIL" | "EMU_DEVICES" | "EMU_DRIVER"))
         );
     }
 }
@@ -175,9 +177,17 @@ fn the_script_that_measures_a_gpu_runs_to_its_end_dry() {
     for words in ["experts_gate_up_fp8_r16", "dense_bf16_r1", "of a pass of 16 rows and 64 experts a layer", "there are no times"] {
         assert!(table.contains(words), "{words}: {table}");
     }
-    assert!(
-        table.contains("Passes of 70 tokens") && table.contains("| ling-nano fp8 | 0 | unknown | unknown | unknown | unknown |"),
-        "{table}"
-    );
+    assert!(table.contains("Passes of 70 tokens") && table.contains("| ling-nano fp8 | 0 | unknown | unknown | unknown | 0."), "{table}");
+    // Operations are the model's; there is a row for each part, none of which has a time.
+    let mut command = Command::cargo_bin("specprof").unwrap();
+    let model = command.args(["model", "synthetic:ling-nano", "--quant", "fp8", "--prompt-rows", "70", "--json"]).output().unwrap();
+    let model: serde_json::Value = serde_json::from_slice(&model.stdout).unwrap();
+    let parts = model["prompt_pass"]["parts"].as_array().unwrap();
+    assert!(parts.len() == 9, "{parts:?}");
+    for part in parts {
+        let giga = part["operations"].as_f64().unwrap() / 1e9;
+        let row = format!("| {} {} | unknown | {giga:.2} | unknown |", part["component"].as_str().unwrap(), part["part"].as_str().unwrap());
+        assert!(table.contains(&row), "{row}: {table}");
+    }
     assert!(!table.contains("not run") && !table.contains("GB/s at which the device reads"), "{table}");
 }

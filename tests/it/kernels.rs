@@ -3,8 +3,11 @@
 
 use crate::report::python;
 use assert_cmd::Command;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use specprof::engine::cuda::Device;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::rc::Rc;
+use std::sync::{Mutex, OnceLock};
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -21,6 +24,20 @@ fn build(name: &str, defines: &[&str]) -> PathBuf {
 pub(crate) fn emulator() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| build("emulator", &[]))
+}
+
+/// Does something with the emulator's device in this process. One test at a time: the emulator is no driver that threads may share.
+pub(crate) fn on_emulator(run: impl FnOnce(&Rc<Device>)) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(|failed| failed.into_inner());
+    // The engine asks for the library by its name, which the loader then knows.
+    // SAFETY: the emulator's initialisers do nothing.
+    let library = unsafe { Library::open(Some(emulator()), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
+    let device = Device::open().unwrap();
+    assert!(device.is_emulated());
+    run(&device);
+    drop(device);
+    drop(library);
 }
 
 /// Runs checks of `parity.py`: all of them, or those whose names hold one of `names`.

@@ -5,6 +5,7 @@ mod browser;
 mod calibrate;
 mod checkpoint;
 mod cuda;
+mod cuda_failures;
 mod cuda_synthetic;
 mod dependencies;
 mod diff;

@@ -3,7 +3,7 @@
 use super::calibrated::{slope_intervals, slopes};
 use crate::analysis::Options;
 use crate::metric::bounds::NOISY_INTERVAL;
-use crate::metric::costs::{Cell, CostTable, Timed};
+use crate::metric::costs::{Cell, CostTable, Timed, TimedBy};
 use crate::metric::{Interval, Unit};
 use crate::trace::manifest::Warning;
 use std::collections::BTreeMap;
@@ -17,11 +17,19 @@ fn us(us: f64) -> String {
 
 /// What limits a table's costs; none of an emulated device's, which has no times.
 ///
+/// * `costs_by_events`: passes of a device timed without CUPTI, launch by launch.
 /// * `costs_noisy`: cells whose 95 % interval is wider than their time.
 /// * `costs_unclear`: the time per distinct expert or per further row has an interval with 0 in it, or is not above 0.
 /// * `costs_falling`: a pass of more rows and no fewer experts that is faster than one of less, by more than both intervals where they are known.
 pub fn warnings(table: &CostTable, options: &Options) -> Vec<Warning> {
-    [noisy(table), unclear(table, options), falling(table)].into_iter().flatten().collect()
+    [by_events(table), noisy(table), unclear(table, options), falling(table)].into_iter().flatten().collect()
+}
+
+fn by_events(table: &CostTable) -> Option<Warning> {
+    let message = "passes ran launch by launch, without graphs, with an event after each kernel: the gap before a kernel counts with it, so \
+                   that passes take longer than a recording's, those of small kernels most; `specprof doctor` says why CUPTI is not used";
+    let timed = table.timed_by == Some(TimedBy::Events) && !table.emulated;
+    timed.then(|| Warning::new("costs_by_events", message))
 }
 
 /// The width of an interval in times of its middle.
@@ -142,6 +150,24 @@ mod tests {
         assert_eq!(warnings(&table(&[(1, 2, 10.0), (2, 4, 15.0), (3, 2, 12.0), (3, 6, 20.0)]), &OPTIONS), []);
         // Too few cells for slopes are said elsewhere.
         assert_eq!(of(&[(1, 2, 10.0, 1.0)]), []);
+    }
+
+    /// Gaps between launches count only where there is no CUPTI, and an emulated device has no times of either kind.
+    #[test]
+    fn times_by_events_are_told() {
+        let cells = [(1, 2, 10.0, 0.2), (2, 4, 15.0, 0.2), (3, 2, 12.0, 0.2), (3, 6, 20.0, 0.2)];
+        for (timed_by, emulated, wanted) in [
+            (Some(TimedBy::Events), false, &["costs_by_events"][..]),
+            (Some(TimedBy::Events), true, &[]),
+            (Some(TimedBy::Cupti), false, &[]),
+            (Some(TimedBy::Host), false, &[]),
+            (None, false, &[]),
+        ] {
+            let table = CostTable { timed_by, emulated, ..measured(&cells) };
+            let found = warnings(&table, &OPTIONS);
+            assert_eq!(found.iter().map(|w| w.code.as_str()).collect::<Vec<_>>(), wanted, "{timed_by:?}");
+            assert!(found.iter().all(|w| w.message.contains("launch by launch") && w.message.contains("specprof doctor")), "{found:?}");
+        }
     }
 
     #[test]

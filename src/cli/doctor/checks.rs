@@ -4,7 +4,7 @@ use super::{Check, Status};
 use crate::engine::cuda::{CuptiSearch, CuptiState};
 use crate::metric::Unit;
 use crate::record::nvml::Nvml;
-use crate::record::{cuda_device, machine};
+use crate::record::{CudaDevice, machine};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -120,9 +120,9 @@ fn cupti_hint(reason: &str, restricted: Option<bool>) -> Option<&'static str> {
     HINTS.iter().find(|(word, _)| reason.contains(word)).map(|(_, hint)| *hint)
 }
 
-/// The CUDA engine's device, if it has one. Loads the driver.
-pub(super) fn cuda() -> Vec<Check> {
-    let device = match cuda_device() {
+/// The CUDA engine's device, or why it has none.
+pub(super) fn cuda(found: Result<CudaDevice, String>) -> Vec<Check> {
+    let device = match found {
         Ok(device) => device,
         Err(reason) => {
             let check = Check::new("cuda backend", Status::Unavailable, format!("{reason}; recording runs on the CPU"));

@@ -1,13 +1,10 @@
-//! Checks that load the driver's libraries, made by a process of their own: a driver may never return, or end its caller.
-//!
-//! `doctor` starts itself with the hidden `--probe NAME`, which prints its checks as JSON; what has not answered in time is
-//! ended, and said to hang. A process that the kernel holds on to cannot be ended: it is not waited for.
+//! Checks that load the driver's libraries, each made by a process of its own; see [`crate::cli::probe`].
 
+use super::super::probe::{self, Silence, ended, in_call};
 use super::checks;
 use super::{Check, Status};
-use std::io::Read;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use crate::record::cuda_device;
+use std::time::Duration;
 
 /// What a probe looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -21,89 +18,54 @@ pub(super) enum Probe {
 }
 
 impl Probe {
-    fn word(self) -> &'static str {
+    /// What is found in this process, as the line that answers whoever asked.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON.
+    pub fn answer(self) -> serde_json::Result<String> {
         match self {
-            Self::Cuda => "cuda",
-            Self::Nvml => "nvml",
-            Self::Cupti => "cupti",
-        }
-    }
-
-    /// The check that stands for all of the probe's when it gives none.
-    fn failed(self, message: String) -> Check {
-        let name = match self {
-            Self::Cuda => "cuda backend",
-            Self::Nvml => "nvml",
-            Self::Cupti => "cupti",
-        };
-        Check::new(name, Status::Unavailable, message)
-    }
-
-    /// Its checks, made in this process.
-    pub fn make(self) -> Vec<Check> {
-        match self {
-            Self::Cuda => checks::cuda(),
-            Self::Nvml => vec![checks::nvml()],
-            Self::Cupti => vec![checks::cupti()],
+            Self::Cuda => serde_json::to_string(&cuda_device(&probe::tell)),
+            Self::Nvml => serde_json::to_string(&checks::nvml()),
+            Self::Cupti => serde_json::to_string(&checks::cupti()),
         }
     }
 
     /// Its checks, made by another process, after `limit` at the latest.
     pub fn ask(self, limit: Duration) -> Vec<Check> {
-        match self.start().and_then(|child| self.answer(child, limit)) {
-            Ok(checks) => checks,
-            Err(check) => vec![*check],
+        match self {
+            Self::Cuda => match probe::ask(probe::CUDA, limit) {
+                Ok(device) => checks::cuda(device),
+                Err(silence) => vec![self.failed(silence, limit)],
+            },
+            Self::Nvml => vec![probe::ask("nvml", limit).unwrap_or_else(|silence| self.failed(silence, limit))],
+            Self::Cupti => vec![probe::ask("cupti", limit).unwrap_or_else(|silence| self.failed(silence, limit))],
         }
     }
 
-    fn start(self) -> Result<Child, Box<Check>> {
-        let cannot = |e: std::io::Error| Box::new(self.failed(format!("cannot be looked at: no process for it starts: {e}")));
-        let program = std::env::current_exe().map_err(cannot)?;
-        let mut command = Command::new(program);
-        command.args(["doctor", "--probe", self.word()]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(cannot)
-    }
-
-    fn answer(self, mut child: Child, limit: Duration) -> Result<Vec<Check>, Box<Check>> {
-        let Some(status) = wait(&mut child, limit) else {
-            let _ = child.kill();
-            let what = match self {
-                Self::Cuda => "the CUDA driver",
-                Self::Nvml => "NVML",
-                Self::Cupti => "CUPTI",
-            };
-            let text = format!("{what} did not answer within {} s: it hangs", limit.as_secs());
-            let hint = "look at `dmesg` for NVRM or Xid lines; a stuck device needs a reset, a driver without persistence mode may \
-                        only be slow: try a longer --timeout";
-            return Err(Box::new(self.failed(text).hint(hint)));
+    /// The check that stands for all of the probe's when it gives none.
+    fn failed(self, silence: Silence, limit: Duration) -> Check {
+        let (name, what) = match self {
+            Self::Cuda => ("cuda backend", "the CUDA driver"),
+            Self::Nvml => ("nvml", "NVML"),
+            Self::Cupti => ("cupti", "CUPTI"),
         };
-        let mut text = String::new();
-        let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut text));
-        if !status.success() || !matches!(read, Some(Ok(_))) {
-            let text = format!("the library ended the process that tried it ({})", ended(status));
-            let hint = "driver and library may be of different versions; look at what LD_LIBRARY_PATH finds";
-            return Err(Box::new(self.failed(text).hint(hint)));
+        let (message, hint) = match silence {
+            Silence::NotStarted(e) => (format!("cannot be looked at: no process for it starts: {e}"), None),
+            Silence::Unreadable(e) => (format!("the probe's answer cannot be read: {e}"), None),
+            Silence::Hangs(at) => {
+                let hint = "look at `dmesg` for NVRM or Xid lines; a stuck device needs a reset, a driver without persistence mode may \
+                            only be slow: try a longer --timeout";
+                (format!("{what} did not answer within {} s: it hangs{}", limit.as_secs(), in_call(at)), Some(hint))
+            }
+            Silence::Ended(status, at) => {
+                let hint = "driver and library may be of different versions; look at what LD_LIBRARY_PATH finds";
+                (format!("the library ended the process that tried it ({}){}", ended(status), in_call(at)), Some(hint))
+            }
+        };
+        let check = Check::new(name, Status::Unavailable, message);
+        match hint {
+            Some(hint) => check.hint(hint),
+            None => check,
         }
-        serde_json::from_str(&text).map_err(|e| Box::new(self.failed(format!("the probe's answer cannot be read: {e}"))))
     }
-}
-
-/// Waits until a process has ended, at most for `limit`. Its answer is shorter than a pipe's buffer, so it never waits for us.
-fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
-    let begin = Instant::now();
-    loop {
-        if let Ok(Some(status)) = child.try_wait() {
-            return Some(status);
-        }
-        let left = limit.checked_sub(begin.elapsed())?;
-        std::thread::sleep(left.min(Duration::from_millis(5)));
-    }
-}
-
-fn ended(status: ExitStatus) -> String {
-    #[cfg(unix)]
-    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
-        return format!("signal {signal}");
-    }
-    status.code().map_or_else(|| "without a code".to_owned(), |code| format!("exit code {code}"))
 }

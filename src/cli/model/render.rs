@@ -185,6 +185,7 @@ fn scaled(value: f64, units: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::summary::Asked;
     use super::*;
     use crate::engine::presets::Preset;
 
@@ -196,7 +197,8 @@ mod tests {
 
     #[test]
     fn the_text_keeps_to_the_width_and_shows_the_totals() {
-        let summary = Summary::of_preset(&Preset::find("ling-3.0-flash").unwrap(), 8192, &[4, 9]).unwrap();
+        let summary =
+            Summary::of_preset(&Preset::find("ling-3.0-flash").unwrap(), Asked { context: 8192, rows: &[4, 9], prompt_rows: 512 }).unwrap();
         for width in [64, 80, 100, 160] {
             let text = text(&summary, width, false);
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");

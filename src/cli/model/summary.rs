@@ -5,6 +5,7 @@ use crate::engine::config::{AttentionKind, ModelConfig};
 use crate::engine::error::EngineError;
 use crate::engine::forecast::{ASSUMPTIONS, StepBytes};
 use crate::engine::inventory::{Amount, Inventory};
+use crate::engine::operations::{self, Operations};
 use crate::engine::presets::Preset;
 use crate::engine::synthetic::Synthetic;
 use crate::engine::tensors::Component;
@@ -45,6 +46,32 @@ pub struct Summary {
     pub decode: Decode,
     /// Verify steps.
     pub forecast: Forecast,
+    /// Arithmetic of a prompt's pass.
+    pub prompt_pass: PromptPass,
+}
+
+/// What is asked of a model beside its shape.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// Tokens of context.
+    pub context: usize,
+    /// Rows of the verify steps to forecast.
+    pub rows: &'a [usize],
+    /// Rows of a prompt's pass.
+    pub prompt_rows: usize,
+}
+
+/// A prompt's pass.
+#[derive(Debug, Serialize)]
+pub struct PromptPass {
+    /// Its rows.
+    pub prompt_rows: usize,
+    /// Tokens before it.
+    pub context: usize,
+    /// Floating-point operations of all parts.
+    pub total_operations: u64,
+    /// By component and part.
+    pub parts: Vec<Operations>,
 }
 
 /// The shape as far as costs depend on it.
@@ -162,29 +189,31 @@ pub struct Case {
 
 impl Summary {
     /// Of an opened checkpoint.
-    pub fn of_checkpoint(checkpoint: &Checkpoint, context: usize, rows: &[usize]) -> Self {
+    pub fn of_checkpoint(checkpoint: &Checkpoint, asked: Asked<'_>) -> Self {
         let Checkpoint { config, inventory, name, .. } = checkpoint;
-        let mut summary = Self::new(name.clone(), config, inventory, checkpoint.expert_format(), context, rows);
+        let mut summary = Self::new(name.clone(), config, inventory, checkpoint.expert_format(), asked);
         summary.identity = Some(checkpoint.identity.clone());
         summary
     }
 
     /// Of a model without weights.
-    pub fn of_preset(preset: &Preset, context: usize, rows: &[usize]) -> Result<Self, EngineError> {
-        let mut summary = Self::new(preset.name.to_owned(), &preset.model()?, &preset.inventory()?, preset.expert_format(), context, rows);
+    pub fn of_preset(preset: &Preset, asked: Asked<'_>) -> Result<Self, EngineError> {
+        let mut summary = Self::new(preset.name.to_owned(), &preset.model()?, &preset.inventory()?, preset.expert_format(), asked);
         summary.source = "preset";
         Ok(summary)
     }
 
     /// Of a synthetic model, none of whose weights are made for it.
-    pub fn of_synthetic(model: &Synthetic, context: usize, rows: &[usize]) -> Result<Self, EngineError> {
+    pub fn of_synthetic(model: &Synthetic, asked: Asked<'_>) -> Result<Self, EngineError> {
         let format = model.preset.expert_format();
-        let mut summary = Self::new(model.name(), &model.config()?, &model.inventory()?, format, context, rows);
+        let mut summary = Self::new(model.name(), &model.config()?, &model.inventory()?, format, asked);
         summary.source = "synthetic";
         Ok(summary)
     }
 
-    fn new(name: String, config: &ModelConfig, inventory: &Inventory, format: &str, context: usize, rows: &[usize]) -> Self {
+    fn new(name: String, config: &ModelConfig, inventory: &Inventory, format: &str, asked: Asked<'_>) -> Self {
+        let Asked { context, rows, prompt_rows } = asked;
+        let parts_of_pass = operations::of_prompt(config, inventory, prompt_rows as u64, context as u64);
         let step = StepBytes::new(config, inventory, context);
         let total = inventory.total();
         let whole = |bytes: f64| bytes.round() as u64;
@@ -248,6 +277,12 @@ impl Summary {
                     })
                     .collect(),
             },
+            prompt_pass: PromptPass {
+                prompt_rows,
+                context,
+                total_operations: parts_of_pass.iter().fold(0, |sum, part| part.operations.saturating_add(sum)),
+                parts: parts_of_pass,
+            },
         }
     }
 }
@@ -269,7 +304,8 @@ mod tests {
 
     #[test]
     fn the_json_of_flash() {
-        let summary = Summary::of_preset(&Preset::find("ling-3.0-flash").unwrap(), 0, &[4]).unwrap();
+        let summary =
+            Summary::of_preset(&Preset::find("ling-3.0-flash").unwrap(), Asked { context: 0, rows: &[4], prompt_rows: 512 }).unwrap();
         let json = serde_json::to_value(&summary).unwrap();
         assert_eq!(json["total_parameters"], 127_486_405_600u64);
         assert_eq!(json["total_parameters_without_mtp"], 124_414_211_552u64);

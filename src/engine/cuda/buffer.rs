@@ -31,7 +31,9 @@ impl Buffer {
         // The driver refuses nothing at all.
         let bytes = bytes.max(16);
         // SAFETY: the result is freed once, by `Buffer`.
-        let at = unsafe { result::malloc_sync(bytes) }.map_err(|e| failed(&format!("{bytes} bytes of device memory"), e))?;
+        let at = unsafe { result::malloc_sync(bytes) }.map_err(|e| {
+            failed(&format!("{bytes} bytes of device memory, of which others may have taken some since it was planned (see nvidia-smi)"), e)
+        })?;
         Ok(Self { device: Rc::clone(device), at, bytes })
     }
 

@@ -95,7 +95,7 @@ impl Device {
     /// # Errors
     /// [`EngineError::Device`] when there is no driver, no device, or none that the kernels run on.
     pub fn open() -> Result<Rc<Self>, EngineError> {
-        Self::open_or_refuse(false)
+        Self::open_or_refuse(false, &|_| {})
     }
 
     /// [`Device::open`], with kernels timed by CUPTI.
@@ -103,19 +103,28 @@ impl Device {
     /// # Errors
     /// Also when CUPTI is not there or may not be used; see [`is_of_cupti`](super::is_of_cupti).
     pub fn open_profiled() -> Result<Rc<Self>, EngineError> {
-        Self::open_or_refuse(true)
+        Self::open_or_refuse(true, &|_| {})
     }
 
-    fn open_or_refuse(profiled: bool) -> Result<Rc<Self>, EngineError> {
+    /// [`Device::open`]; `tell` is told of each call of the driver that may not return, before it is made.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_told(tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
+        Self::open_or_refuse(false, tell)
+    }
+
+    fn open_or_refuse(profiled: bool, tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
         // A function that the driver lacks, or a name without an end, makes the binding panic.
-        quiet::catch(|| Self::open_first(profiled)).unwrap_or_else(|| {
+        quiet::catch(|| Self::open_first(profiled, tell)).unwrap_or_else(|| {
             let text = "CUDA: libcuda.so.1 lacks a function of the driver of CUDA 12, or answers as none does: update the driver, or \
                         look at what LD_LIBRARY_PATH finds";
             Err(EngineError::Device(text.to_owned()))
         })
     }
 
-    fn open_first(profiled: bool) -> Result<Rc<Self>, EngineError> {
+    fn open_first(profiled: bool, tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
+        tell("dlopen of libcuda.so.1");
         // SAFETY: loads the driver's library, whose initialisers are as safe as any library's.
         if !unsafe { sys::is_culib_present() } {
             let text = "CUDA: libcuda.so.1 cannot be loaded: no NVIDIA driver is installed, or it is not in LD_LIBRARY_PATH";
@@ -123,6 +132,7 @@ impl Device {
         }
         symbols::check()?;
         let profiler = if profiled { Some(Profiler::open()?) } else { None };
+        tell("cuInit");
         result::init().map_err(|e| failed("the driver does not start", e))?;
         let version = driver_version()?;
         if version < OLDEST_DRIVER {
@@ -133,6 +143,7 @@ impl Device {
             );
             return Err(EngineError::Device(text));
         }
+        tell("cuDeviceGetCount");
         let devices = result::device::get_count().map_err(|e| failed("devices cannot be counted", e))?;
         if devices < 1 {
             return Err(EngineError::Device("CUDA: the driver has no device".to_owned()));
@@ -151,12 +162,15 @@ impl Device {
             return Err(EngineError::Device(text));
         };
         let bytes = images::unpack(image, packed)?;
+        tell("cuDevicePrimaryCtxRetain");
         // SAFETY: the device exists; the context is current on this thread from here on, and `Device` is not `Send`.
         unsafe {
             let context = result::primary_ctx::retain(ordinal).map_err(|e| failed("no context", e))?;
             result::ctx::set_current(context).map_err(|e| failed("no context", e))?;
         }
+        tell("cuStreamCreate");
         let stream = result::stream::create(result::stream::StreamKind::Default).map_err(|e| failed("no stream", e))?;
+        tell("cuModuleLoadData");
         // SAFETY: a whole image that ends with a zero byte.
         let loaded = unsafe { result::module::load_data(bytes.as_ptr().cast()) };
         let module =

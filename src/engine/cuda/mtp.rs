@@ -7,7 +7,7 @@ use super::drafted;
 use super::graph::Graphs;
 use super::ops;
 use super::pass::{LayerMemory, Pass};
-use super::ring::{Ending, Shape, Taken};
+use super::ring::{Shape, Taken};
 use super::session::{HostRows, Wants};
 use super::site::{Part, Site};
 use super::state::MlaCaches;
@@ -103,7 +103,7 @@ impl<'m> CudaMtp<'m> {
         self.space(rows).begin_hidden(hidden)?;
         self.device.start(Module::Draft, wants.clock)?;
         let splits = if long { 0 } else { self.ws.splits(self.len + rows) };
-        let shape = Shape { rows, wanted, pending: 0, splits, taken: wants.taken(), ending: Ending::Logits, planned: false };
+        let shape = Shape { rows, wanted, pending: 0, splits, taken: wants.taken(), ending: wants.ending(), planned: false };
         match long {
             true => self.launch(shape)?,
             false => self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?,

@@ -62,6 +62,8 @@ pub(super) struct Shape {
 pub(super) enum Ending {
     /// Logits and hidden rows go to the host.
     Logits,
+    /// They stay: a pass that is run to be timed.
+    Nothing,
     /// A token is chosen by the last row; hidden rows go to the host.
     Token,
     /// A window is judged and its kept rows are committed; `drafted`: the draft module left it on the device.
@@ -71,7 +73,7 @@ pub(super) enum Ending {
 impl Shape {
     /// Hidden rows that go to the host.
     pub fn hidden_rows(self) -> usize {
-        if matches!(self.ending, Ending::Window { .. }) { 0 } else { self.rows }
+        if matches!(self.ending, Ending::Window { .. } | Ending::Nothing) { 0 } else { self.rows }
     }
 
     /// Rows of logits that go there.

@@ -38,7 +38,7 @@ pub struct CudaSession<'m> {
     /// Rows that wait for a commit, and how many rows before them the last pass has committed by itself.
     pub(super) pending: usize,
     ahead: usize,
-    /// Whether a long pass has failed: layers before the damage have gone on without the others.
+    /// Whether a pass that keeps rows by itself has failed, a long one or a judged window: some layers have gone on, and nothing takes them back.
     broken: bool,
     pub(super) out: HostRows,
     pub(super) taps: Option<Taps>,
@@ -71,12 +71,18 @@ pub(super) struct HostRows {
 pub(super) struct Wants {
     pub routes: bool,
     pub weights: bool,
+    pub output: bool,
     pub clock: Option<Clock>,
 }
 
 impl Wants {
     pub fn of(tap: &dyn ForwardTap) -> Self {
-        Self { routes: tap.wants_routes(), weights: tap.wants_weights(), clock: tap.clock() }
+        Self { routes: tap.wants_routes(), weights: tap.wants_weights(), output: tap.wants_output(), clock: tap.clock() }
+    }
+
+    /// How a pass ends that nobody chooses by on the device.
+    pub fn ending(self) -> Ending {
+        if self.output { Ending::Logits } else { Ending::Nothing }
     }
 
     /// What leaves the ring.
@@ -178,9 +184,9 @@ impl<'m> CudaSession<'m> {
         self.device.start(Module::Target, wants.clock)?;
         let (splits, planned) = (if long { 0 } else { self.ws.splits(position + rows) }, self.planned.is_on());
         let shape = Shape { rows, wanted, pending: self.pending, splits, taken: wants.taken(), ending, planned };
+        self.broken = long || matches!(ending, Ending::Window { .. });
         if long {
             // Prompts have many lengths and come once each: a graph of one would hardly be used again, and takes a window's place.
-            self.broken = true;
             self.launch(shape)?;
         } else {
             self.graphs.borrow_mut().run(Work::Pass(shape), || self.launch(shape))?;
@@ -194,8 +200,8 @@ impl<'m> CudaSession<'m> {
         if let Some(taps) = &mut self.taps {
             taps.collect(rows, ending)?;
         }
+        self.broken = false;
         if long {
-            self.broken = false;
             self.committed += rows;
             self.ahead += rows;
         } else {
@@ -285,7 +291,7 @@ impl<'m> CudaSession<'m> {
                 LogitRows::Last => usize::from(last),
                 LogitRows::None => 0,
             };
-            self.pass(part, wanted, wants, if last { ending } else { Ending::Logits })?;
+            self.pass(part, wanted, wants, if last { ending } else { wants.ending() })?;
             if !last && self.pending > 0 {
                 // Rows of a pass that is longer than a window are committed as they go; see `Target::forward`.
                 self.ahead += self.pending;
@@ -350,7 +356,10 @@ impl CudaSession<'_> {
         self.check(tokens, tokens.len())?;
         self.begin_results();
         let wants = Wants::of(tap);
-        self.forward_all(tokens, logits, wants, ending)?;
+        let done = self.forward_all(tokens, logits, wants, ending);
+        // Parts before the one that failed are committed, and nobody has been told.
+        self.broken |= done.is_err() && self.ahead > 0;
+        done?;
         self.tell(tap, wants);
         Ok(())
     }
@@ -373,7 +382,8 @@ impl Target for CudaSession<'_> {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: LogitRows, tap: &mut dyn ForwardTap) -> Result<Forward<'_>, EngineError> {
-        self.forward_to(tokens, logits, tap, Ending::Logits)?;
+        let ending = Wants::of(tap).ending();
+        self.forward_to(tokens, logits, tap, ending)?;
         Ok(self.results())
     }
 
