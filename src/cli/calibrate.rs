@@ -3,6 +3,7 @@
 use super::exit::{Failure, read_failure};
 use super::interrupt;
 use super::lists;
+use super::loading::LoadingBar;
 use super::record::Backend;
 use super::run_args::{Quant, open_model};
 use super::text_or_json::TextOrJson;
@@ -126,7 +127,10 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         return Err(Failure::Input(text));
     }
     let (stop, bar) = (interrupt::stop_flag(), ui.progress(1, "passes"));
-    let measured = Bench::open(&checkpoint, args.backend.kind(), calibrate::tokens(&grid)).and_then(|bench| {
+    let loading = LoadingBar::new(ui);
+    let bench = Bench::open(&checkpoint, args.backend.kind(), calibrate::tokens(&grid), &mut |opening| loading.told(opening));
+    let measured = bench.and_then(|bench| {
+        loading.end();
         calibrate::calibrate(&checkpoint, &bench, &grid, &stop, &mut |done, of| {
             bar.set_length(of);
             bar.set_position(done);

@@ -6,10 +6,11 @@ mod summary;
 
 use super::exit::Failure;
 use super::lists;
+use super::loading::LoadingBar;
 use super::run_args::{Quant, synthetic};
 use super::text_or_json::TextOrJson;
 use super::ui::Ui;
-use crate::engine::cuda::CudaSides;
+use crate::engine::cuda::{CudaSides, Device};
 use crate::engine::presets::{PRESETS, Preset};
 use crate::engine::{Checkpoint, DsparkCheckpoint, builtin, dspark, golden};
 use crate::record::why_no_cuda;
@@ -115,7 +116,15 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
             let model = open(&args.model)?;
             let (config, weights) = (&model.config, &model.weights);
             match cuda {
-                true => golden::compare_on(config, file, |tokens| CudaSides::open(config, weights, tokens))?,
+                true => {
+                    let loading = LoadingBar::new(ui);
+                    let report = golden::compare_on(config, file, |tokens| {
+                        let device = Device::open()?;
+                        CudaSides::inspected(&device, config, weights, tokens, &mut |opening| loading.told(opening))
+                    })?;
+                    loading.end();
+                    report
+                }
                 false => golden::compare(config, weights, file)?,
             }
         }

@@ -2,6 +2,7 @@
 
 use super::exit::{Failure, read_failure};
 use super::interrupt::stop_flag;
+use super::loading::LoadingBar;
 use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
 use crate::engine::cuda::is_of_cupti;
@@ -246,11 +247,17 @@ fn failure(plan: &Plan<'_>, error: RecordError) -> Failure {
 
 fn try_record(plan: &Plan<'_>, dir: &Path, force: bool, telemetry: bool, stop: &AtomicBool, ui: &Ui) -> Result<Recording, RecordError> {
     let bar = ui.progress(plan.max_tokens(), "tokens");
-    let mut show = |p: Progress| {
-        bar.set_position(p.settled_tokens);
-        bar.set_message(format!("request {}/{}", (p.totals.requests as usize + 1).min(p.requests), p.requests));
+    let loading = LoadingBar::new(ui);
+    let mut show = |progress: Progress| match progress {
+        Progress::Opening(opening) => loading.told(opening),
+        Progress::Running(p) => {
+            loading.end();
+            bar.set_position(p.settled_tokens);
+            bar.set_message(format!("request {}/{}", (p.totals.requests as usize + 1).min(p.requests), p.requests));
+        }
     };
     let recording = crate::record::record(plan, dir, force, telemetry, stop, &mut show);
+    loading.end();
     bar.finish_and_clear();
     recording
 }

@@ -3,7 +3,8 @@
 use super::nvml::Nvml;
 use super::{Plan, RecordError};
 use crate::engine::cuda::{
-    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, is_of_cupti,
+    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, Opening, TapPoint, Upload,
+    is_of_cupti,
 };
 use crate::engine::drafter::{DraftKind, Drafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
@@ -59,11 +60,11 @@ pub(super) fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>
 }
 
 impl<'p> Backend<'p> {
-    /// Loads the plan's model; with `kernels` it can time them.
+    /// Loads the plan's model; with `kernels` it can time them. What is brought to a device is `told`.
     ///
     /// # Errors
     /// When the model has no block to draft with, or there is no device that can take it.
-    pub fn open(plan: &Plan<'p>, kernels: bool) -> Result<Self, RecordError> {
+    pub fn open(plan: &Plan<'p>, kernels: bool, told: &mut dyn FnMut(Opening)) -> Result<Self, RecordError> {
         let checkpoint = plan.checkpoint;
         let (config, weights, draft) = (&checkpoint.config, &checkpoint.weights, plan.options.draft);
         let no_mtp = || RecordError::NoMtp { model: checkpoint.name.clone() };
@@ -83,7 +84,9 @@ impl<'p> Backend<'p> {
             memory = memory.with_drafter(drafter)?;
         }
         memory.check(device.free_bytes()?)?;
-        let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
+        told(Opening::Planned(memory));
+        let up = Upload::new(&device, memory.weights, told)?;
+        let loaded = Rc::new(DeviceWeights::upload(&up, config, weights)?);
         let taps: Vec<TapPoint> = plan.drafter.iter().flat_map(|d| &d.config.taps).map(|layer| TapPoint::Layer(*layer)).collect();
         let mut target = CudaSession::new(&device, config, &loaded, tokens, &taps)?.choosing(sampling, drafted)?;
         target.route_by(plan.routing_plan()?);
@@ -94,7 +97,7 @@ impl<'p> Backend<'p> {
             }
             DraftKind::Dspark => {
                 let checkpoint = plan.drafter.ok_or_else(no_mtp)?;
-                let module = CudaDspark::new(&device, checkpoint, &loaded, tokens)?;
+                let module = CudaDspark::new(&up, checkpoint, &loaded, tokens)?;
                 Box::new(CudaDsparkDrafter::new(module, &target, sampling, plan.options.min_survival)?)
             }
             DraftKind::Ngram => Box::new(NgramDrafter),

@@ -7,7 +7,7 @@ use super::overhead::TimingCost;
 use super::{Plan, RecordError};
 use crate::engine::Routing;
 use crate::engine::clock::Clock;
-use crate::engine::cuda::MemoryPlan;
+use crate::engine::cuda::{MemoryPlan, Opening};
 use crate::engine::drafter::DraftKind;
 use crate::engine::speculate::{Request, Speculator};
 use crate::trace::manifest::Warning;
@@ -49,9 +49,18 @@ impl Totals {
     }
 }
 
-/// What a progress callback is told after every step and every request.
+/// What a progress callback is told.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub enum Progress {
+    /// While the model is brought to a device, before anything is recorded.
+    Opening(Opening),
+    /// After every step and every request.
+    Running(Running),
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy)]
+pub struct Running {
     /// The totals.
     pub totals: Totals,
     /// Requests of the plan.
@@ -87,7 +96,7 @@ struct Tally<'a> {
 
 impl Tally<'_> {
     fn report(&mut self) {
-        (self.progress)(Progress { totals: self.totals, requests: self.requests, settled_tokens: self.settled });
+        (self.progress)(Progress::Running(Running { totals: self.totals, requests: self.requests, settled_tokens: self.settled }));
     }
 }
 
@@ -149,7 +158,8 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Totals, RecordError> {
-    let mut speculator = ready(Backend::open(plan, probe.wants_kernels())?, plan, clock, stop)?;
+    let mut speculator =
+        ready(Backend::open(plan, probe.wants_kernels(), &mut |opening| progress(Progress::Opening(opening)))?, plan, clock, stop)?;
     Ok(run_requests(plan, &mut speculator, probe, stop, progress)?.0)
 }
 
@@ -247,7 +257,7 @@ pub fn record(
     let kernels = plan.options.kernels;
     let unrecorded = if plan.options.self_check { unrecorded_hash(plan, clock, stop)? } else { None };
     // Before anything is created: a device may not be there, or have too little memory.
-    let backend = Backend::open(plan, kernels)?;
+    let backend = Backend::open(plan, kernels, &mut |opening| progress(Progress::Opening(opening)))?;
     let mut facts = run_facts(plan, clock.started_ns());
     facts.instrumentation.unrecorded_token_hash = unrecorded;
     backend.describe(&mut facts, kernels);

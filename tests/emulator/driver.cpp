@@ -2,7 +2,8 @@
 //
 // It takes the same images as the real driver and looks for the kernel's name in them, but runs the sources that it was built
 // from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time. EMU_COUNTS=FILE leaves
-// there, when the process ends, how often the host waited, what was copied to it, and the most memory that there was.
+// there, when the process ends, how often the host waited, what was copied to it and from it, and the most memory that there was. EMU_NO_PINNED=1: there is no page-locked
+// memory.
 #include "fibers.h"
 #include "hooks.h"
 #include "memory.h"
@@ -128,6 +129,8 @@ emu_work copy_of(uint32_t kind, uint32_t copy_kind, size_t bytes) {
 // How often the host waited for the device, and copies to it by their bytes.
 uint64_t waits;
 std::map<size_t, uint64_t> brought;
+// Bytes copied to it, out of page-locked memory and out of other memory, for which the host waits.
+uint64_t sent_pinned, sent_waiting;
 
 void write_counts() {
     const char* path = std::getenv("EMU_COUNTS");
@@ -139,7 +142,8 @@ void write_counts() {
         std::fprintf(file, "%s\"%zu\": %llu", comma, bytes, (unsigned long long)times);
         comma = ", ";
     }
-    std::fprintf(file, "}, \"device\": %zu, \"pinned\": %zu}\n", emu_most_used(), most_pinned);
+    std::fprintf(file, "}, \"device\": %zu, \"pinned\": %zu, \"sent_pinned\": %llu, \"sent_waiting\": %llu}\n", emu_most_used(), most_pinned,
+                 (unsigned long long)sent_pinned, (unsigned long long)sent_waiting);
     std::fclose(file);
 }
 
@@ -330,6 +334,7 @@ API cuMemFreeAsync(void* at, void* stream) {
     return OK;
 }
 API cuMemHostAlloc(void** at, size_t size, unsigned) {
+    if (set("EMU_NO_PINNED")) return OUT_OF_MEMORY;
     *at = std::malloc(size ? size : 1);
     if (!*at) return OUT_OF_MEMORY;
     std::memset(*at, 0xff, size);
@@ -356,10 +361,11 @@ API cuMemsetD8Async(void* at, unsigned char value, size_t size, void* stream) {
 API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) {
     if (!emu_inside(to, size)) return INVALID_VALUE;
     if (is_pinned(from, size)) {
-        enqueue(stream, [=] { std::memcpy(to, from, size); }, copy_of(1, 1, size));
+        enqueue(stream, [=] { sent_pinned += size, std::memcpy(to, from, size); }, copy_of(1, 1, size));
         return OK;
     }
     // Pageable memory is read before the call returns.
+    sent_waiting += size;
     std::string bytes(static_cast<const char*>(from), size);
     enqueue(stream, [=] { std::memcpy(to, bytes.data(), size); }, copy_of(1, 1, size));
     return OK;
@@ -376,7 +382,7 @@ API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) 
     return OK;
 }
 API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
-    waits++;
+    waits++, sent_waiting += size;
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(to, size)) return INVALID_VALUE;

@@ -2,6 +2,7 @@
 
 use crate::kernels::emulator;
 use crate::quantised::rewritten;
+use crate::report::python;
 use assert_cmd::Command;
 use specprof::trace::{Component, Module, Trace, validate};
 use std::collections::{BTreeMap, BTreeSet};
@@ -493,6 +494,84 @@ fn the_printed_memory_plan_is_what_is_allocated() {
             assert!((planned / taken - 1.0).abs() < 0.02, "{name}, {what}: {planned} planned, {taken} taken: {plan}");
         }
     }
+}
+
+/// Weights go out of page-locked memory, asynchronously; what the host waits for is a few words of the sessions.
+#[test]
+fn weights_leave_page_locked_buffers_that_are_filled_in_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, args) in [
+        ("target", DEMO.to_vec()),
+        ("block drafter", {
+            let [target, drafter] = block_drafter("correlated", "spec");
+            std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+            let [target, drafter] = [target, drafter].map(|path| &*path.leak());
+            vec!["--model", target, "--draft-model", drafter, "--prompts", "p.jsonl", "--draft", "dspark"]
+        }),
+    ] {
+        // Put off, a buffer that is filled again before its copies are done sends what it has then.
+        for lazy in ["0", "1"] {
+            let (cpu, cuda) = both(dir.path(), &args, &[("EMU_LAZY", lazy), ("EMU_COUNTS", "counts.json")]);
+            compare(name, &cpu, &cuda);
+            let taken: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("counts.json")).unwrap()).unwrap();
+            let of = |key: &str| taken[key].as_u64().unwrap();
+            // Of the device's memory, most is weights.
+            assert!(of("sent_pinned") > of("device") / 2 && of("sent_waiting") < 100_000, "{name}: {taken}");
+        }
+    }
+}
+
+/// Runs `record` with stderr on a terminal; gives what came there.
+fn on_a_terminal(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> String {
+    const SCRIPT: &str = "\
+import fcntl, os, pty, struct, subprocess, sys, termios
+master, slave = pty.openpty()
+fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', 40, 120, 0, 0))
+child = subprocess.Popen(sys.argv[1:], stderr=slave, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+os.close(slave)
+while True:
+    try:
+        part = os.read(master, 65536)
+    except OSError:
+        break
+    if not part:
+        break
+    sys.stdout.buffer.write(part)
+sys.exit(child.wait())
+";
+    let mut command = Command::new(python());
+    command.current_dir(dir).args(["-c", SCRIPT]).arg(assert_cmd::cargo::cargo_bin("specprof")).arg("record").args(args);
+    command.env("LD_LIBRARY_PATH", emulator().parent().unwrap()).env_remove("CI").env("TERM", "xterm").env_remove("NO_COLOR");
+    let out = command.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
+    text
+}
+
+#[test]
+fn loading_is_shown_on_a_terminal_with_a_rate_that_is_a_device_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--backend", "cuda", "--force", "--telemetry", "off", "--kernels", "off", "--out", "run"]].concat();
+    let shown = |more: &[&str], variables: &[(&str, &str)]| on_a_terminal(dir.path(), &[&args[..], more].concat(), variables);
+    let named = shown(&[], &[("EMU_NAME", "a device under test")]);
+    assert!(named.contains("loading ") && named.contains(" MB, ") && named.contains(" GB/s"), "{named}");
+    let emulated = shown(&[], &[]);
+    assert!(emulated.contains("loading ") && !emulated.contains("GB/s"), "{emulated}");
+    for quiet in ["--no-progress", "--quiet"] {
+        let text = shown(&[quiet], &[]);
+        assert!(!text.contains("loading "), "{quiet}: {text}");
+    }
+    let (code, _, stderr) = record(dir.path(), &args, &[]);
+    assert!(code == 0 && !stderr.contains("loading "), "{stderr}");
+}
+
+#[test]
+fn without_page_locked_memory_the_run_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--backend", "cuda", "--out", "t"]].concat();
+    let (code, stdout, stderr) = record(dir.path(), &args, &[("EMU_NO_PINNED", "1")]);
+    assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
+    assert!(stderr.contains("bytes of page-locked memory: CUDA_ERROR_OUT_OF_MEMORY") && !dir.path().join("t").exists(), "{stderr}");
 }
 
 #[test]

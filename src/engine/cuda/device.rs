@@ -1,5 +1,5 @@
 //! One CUDA device with the kernels loaded, its stream, and its memory. With `buffer`, `launch`, `timer`, `spans`, `graph`,
-//! `pinned` and `symbols` the only file that calls the driver.
+//! `pinned`, `symbols` and `upload` the only file that calls the driver.
 
 pub(super) use super::buffer::{Buffer, Plain};
 use super::cupti::{CuptiFacts, Profiler};
