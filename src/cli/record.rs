@@ -5,7 +5,7 @@ use super::interrupt::stop_flag;
 use super::loading::LoadingBar;
 use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
-use crate::engine::cuda::is_of_cupti;
+use crate::engine::cuda::{Opening, is_of_cupti};
 use crate::engine::drafter::MAX_DRAFT_LEN;
 use crate::engine::{DsparkCheckpoint, EngineError};
 use crate::metric::counted_plain;
@@ -249,6 +249,7 @@ fn try_record(plan: &Plan<'_>, dir: &Path, force: bool, telemetry: bool, stop: &
     let bar = ui.progress(plan.max_tokens(), "tokens");
     let loading = LoadingBar::new(ui);
     let mut show = |progress: Progress| match progress {
+        Progress::Opening(Opening::Planned(memory)) => ui.note(&format!("memory: {memory}")),
         Progress::Opening(opening) => loading.told(opening),
         Progress::Running(p) => {
             loading.end();
@@ -267,9 +268,6 @@ const MANY_WINDOWS: u64 = 100;
 
 /// Says what was recorded, and whether it was all.
 fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
-    if let Some(memory) = &recording.memory {
-        ui.note(&format!("memory: {memory}"));
-    }
     for warning in &recording.manifest.warnings {
         ui.warn(&warning.message);
     }

@@ -255,9 +255,21 @@ pub fn record(
 ) -> Result<Recording, RecordError> {
     let clock = Clock::start();
     let kernels = plan.options.kernels;
-    let unrecorded = if plan.options.self_check { unrecorded_hash(plan, clock, stop)? } else { None };
+    let mut unrecorded = None;
+    let mut planned = false;
+    if plan.options.self_check {
+        // Whoever waits for the first run is told of it as of the second one, but of their plan, which is the same, only once.
+        unrecorded = unrecorded_hash(plan, clock, stop, &mut |opening| {
+            planned |= matches!(opening, Opening::Planned(_));
+            progress(Progress::Opening(opening));
+        })?;
+    }
     // Before anything is created: a device may not be there, or have too little memory.
-    let backend = Backend::open(plan, kernels, &mut |opening| progress(Progress::Opening(opening)))?;
+    let backend = Backend::open(plan, kernels, &mut |opening| {
+        if !(planned && matches!(opening, Opening::Planned(_))) {
+            progress(Progress::Opening(opening));
+        }
+    })?;
     let mut facts = run_facts(plan, clock.started_ns());
     facts.instrumentation.unrecorded_token_hash = unrecorded;
     backend.describe(&mut facts, kernels);
@@ -332,9 +344,14 @@ impl Probe for TokensOnly {
 
 /// The hash of the tokens that the plan emits when nothing is recorded: neither choices leave the routers nor operations are timed.
 /// `None` when it was stopped.
-fn unrecorded_hash(plan: &Plan<'_>, clock: Clock, stop: &AtomicBool) -> Result<Option<String>, RecordError> {
+fn unrecorded_hash(plan: &Plan<'_>, clock: Clock, stop: &AtomicBool, opening: &mut dyn FnMut(Opening)) -> Result<Option<String>, RecordError> {
     let mut tokens = TokensOnly::default();
-    let totals = run(plan, clock, &mut tokens, stop, &mut |_| ())?;
+    let mut told = |progress: Progress| {
+        if let Progress::Opening(told) = progress {
+            opening(told);
+        }
+    };
+    let totals = run(plan, clock, &mut tokens, stop, &mut told)?;
     Ok((!totals.interrupted).then(|| tokens.0.finish()))
 }
 

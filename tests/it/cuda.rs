@@ -571,7 +571,10 @@ fn without_page_locked_memory_the_run_is_refused() {
     let args = [&DEMO[..], &["--backend", "cuda", "--out", "t"]].concat();
     let (code, stdout, stderr) = record(dir.path(), &args, &[("EMU_NO_PINNED", "1")]);
     assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
-    assert!(stderr.contains("bytes of page-locked memory: CUDA_ERROR_OUT_OF_MEMORY") && !dir.path().join("t").exists(), "{stderr}");
+    // The plan was told before anything was tried.
+    let lines: Vec<_> = stderr.lines().collect();
+    assert!(lines.len() == 2 && lines[0].starts_with("memory: ") && !dir.path().join("t").exists(), "{stderr}");
+    assert!(lines[1].contains("bytes of page-locked memory: CUDA_ERROR_OUT_OF_MEMORY"), "{stderr}");
 }
 
 #[test]
@@ -759,6 +762,8 @@ fn a_self_check_compares_with_a_run_that_records_nothing() {
         let args = [&DEMO[..], &["--temperature", "0.7", "--backend", backend, "--self-check", "--out", backend]].concat();
         let (code, _, stderr) = record(dir.path(), &args, &[]);
         assert_eq!(code, 0, "{stderr}");
+        // Both runs take the same memory.
+        assert_eq!(stderr.matches("memory: ").count(), usize::from(backend == "cuda"), "{stderr}");
         let trace = Trace::open(&dir.path().join(backend)).unwrap();
         let manifest = trace.manifest();
         assert!(manifest.token_hash.is_some() && manifest.instrumentation.unrecorded_token_hash == manifest.token_hash, "{backend}");
