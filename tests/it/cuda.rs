@@ -504,7 +504,7 @@ fn weights_leave_page_locked_buffers_that_are_filled_in_turn() {
         ("target", DEMO.to_vec()),
         ("block drafter", {
             let [target, drafter] = block_drafter("correlated", "spec");
-            std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 4}\n").unwrap();
+            std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 24}\n").unwrap();
             let [target, drafter] = [target, drafter].map(|path| &*path.leak());
             vec!["--model", target, "--draft-model", drafter, "--prompts", "p.jsonl", "--draft", "dspark"]
         }),
