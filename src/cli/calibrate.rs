@@ -145,7 +145,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     };
     let Some(mut table) = measured.map_err(failure)? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
     let options = analysis::Options::default();
-    table.warnings = analysis::cost_warnings(&table, &options);
+    table.warnings.extend(analysis::cost_warnings(&table, &options));
     let rendered = if args.shape.json() {
         costs::table_json(&table).map_err(|e| Failure::Environment(format!("cannot write the table as JSON: {e}")))?
     } else {

@@ -117,6 +117,7 @@ impl<'p> Backend<'p> {
         manifest.engine = format!("specprof-cuda {}", env!("CARGO_PKG_VERSION"));
         manifest.device = DeviceInfo { kind: "cuda".to_owned(), name: device.name().to_owned(), units: device.units() };
         manifest.emulated = device.is_emulated();
+        manifest.warnings.extend(device.image_warning().cloned());
         if timed && device.cupti().is_none() {
             let why = self.no_cupti.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
             let text = format!(

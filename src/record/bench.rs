@@ -8,6 +8,7 @@ use crate::engine::cuda::{CudaSides, CuptiFacts, Device, KernelBytes, Opening, S
 use crate::engine::target::{CpuSides, Sides};
 use crate::engine::{Checkpoint, EngineError};
 use crate::metric::costs::TimedBy;
+use crate::trace::manifest::Warning;
 use std::rc::Rc;
 
 /// How often memory is read to see how fast that goes.
@@ -38,6 +39,11 @@ impl<'m> Bench<'m> {
         let (device, _) = open_device(CuptiUse::IfThere)?;
         let sides = CudaSides::on(&device, config, weights, tokens, told)?;
         Ok(Self { sides: Box::new(sides), device: Some(device) })
+    }
+
+    /// What is to be said of the device's kernels; see [`Device::image_warning`].
+    pub fn warning(&self) -> Option<Warning> {
+        self.device.as_ref()?.image_warning().cloned()
     }
 
     /// The sides.

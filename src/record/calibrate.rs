@@ -238,7 +238,7 @@ pub fn calibrate(
         seed: grid.seed,
         draft: Timed::median(&mut drafts),
         cells: measured.collect(),
-        warnings: Vec::new(),
+        warnings: bench.warning().into_iter().collect(),
     }))
 }
 

@@ -344,7 +344,12 @@ impl Probe for TokensOnly {
 
 /// The hash of the tokens that the plan emits when nothing is recorded: neither choices leave the routers nor operations are timed.
 /// `None` when it was stopped.
-fn unrecorded_hash(plan: &Plan<'_>, clock: Clock, stop: &AtomicBool, opening: &mut dyn FnMut(Opening)) -> Result<Option<String>, RecordError> {
+fn unrecorded_hash(
+    plan: &Plan<'_>,
+    clock: Clock,
+    stop: &AtomicBool,
+    opening: &mut dyn FnMut(Opening),
+) -> Result<Option<String>, RecordError> {
     let mut tokens = TokensOnly::default();
     let mut told = |progress: Progress| {
         if let Progress::Opening(told) = progress {

@@ -20,7 +20,7 @@
 
 namespace {
 
-enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, DRIVER_MISMATCH = 803, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
+enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, DRIVER_MISMATCH = 803, INVALID_IMAGE = 200, NO_BINARY = 209, UNSUPPORTED_PTX = 222, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
 
 struct Operation {
     std::function<void()> run;
@@ -194,6 +194,7 @@ std::vector<emu_kernel>& emu_kernels() {
 
 // EMU_INIT: `hang`, or the code that cuInit gives. EMU_DRIVER: the version. EMU_DEVICES: how many there are. EMU_NAME: another name, for tests
 // of what is done with a device's times; only by its name is the emulator known.
+// EMU_CAPABILITY: ten times the compute capability. EMU_NO_CUBIN=1, EMU_NO_PTX=1: images of that kind are refused.
 int knob(const char* name, int otherwise) {
     const char* v = std::getenv(name);
     return v ? std::atoi(v) : otherwise;
@@ -232,8 +233,8 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
         case 8: *value = 48 * 1024; break;        // shared memory of a block
         case 10: *value = 32; break;              // lanes of a warp
         case 16: *value = 1; break;               // multiprocessors
-        case 75: *value = 9; break;               // compute capability
-        case 76: *value = 0; break;
+        case 75: *value = knob("EMU_CAPABILITY", 90) / 10; break;  // compute capability
+        case 76: *value = knob("EMU_CAPABILITY", 90) % 10; break;
         case 97: *value = 227 * 1024; break;      // shared memory of a block on request
         case 115: *value = 1; break;              // memory pools
         default: *value = 0;
@@ -400,6 +401,8 @@ API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {
 
 API cuModuleLoadData(void** module, const void* image) {
     auto* p = static_cast<const unsigned char*>(image);
+    if (set("EMU_NO_CUBIN") && *p == 0x7f) return NO_BINARY;
+    if (set("EMU_NO_PTX") && *p != 0x7f) return UNSUPPORTED_PTX;
     if (std::memcmp(p, "\x7f" "ELF", 4) == 0) *module = new Module{std::string(static_cast<const char*>(image), elf_size(p))};
     else if (std::strstr(static_cast<const char*>(image), ".version")) *module = new Module{std::string(static_cast<const char*>(image))};
     else return INVALID_IMAGE;
@@ -462,6 +465,7 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 API cuGetErrorName(int error, const char** name) {
     *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND"
           : error == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : error == DRIVER_MISMATCH ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+          : error == NO_BINARY ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : error == UNSUPPORTED_PTX ? "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
           : error == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : error == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
           : error == CAPTURE_IMPLICIT || error == CAPTURE_UNSUPPORTED || error == CAPTURE_INVALID ? "CUDA_ERROR_STREAM_CAPTURE" : "CUDA_ERROR_UNKNOWN";
     return OK;

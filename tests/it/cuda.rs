@@ -458,6 +458,40 @@ fn a_drafter_that_does_not_fit_is_refused_with_the_numbers() {
     assert!(more_workspace > workspace && !dir.path().join("t").exists(), "{workspace} {more_workspace}");
 }
 
+/// The driver gets the PTX where no code is made for the device, and where it refuses the code that is.
+#[test]
+fn kernels_that_a_driver_refuses_are_given_to_it_as_ptx() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--kernels", "off"]].concat();
+    for (name, knobs, warned) in [
+        ("code of the major version", &[("EMU_CAPABILITY", "103")][..], false),
+        ("no code for it", &[("EMU_CAPABILITY", "130"), ("EMU_NO_CUBIN", "1")], false),
+        ("code is refused", &[("EMU_NO_CUBIN", "1")], true),
+    ] {
+        let (cpu, cuda) = both(dir.path(), &args, knobs);
+        compare(name, &cpu, &cuda);
+        let warnings = &cuda.manifest().warnings;
+        let said: Vec<_> = warnings.iter().filter(|w| w.code == "kernels_compiled_by_driver").collect();
+        assert_eq!(said.len(), usize::from(warned), "{name}: {warnings:?}");
+        assert!(
+            said.iter().all(|w| w.message.contains("for sm_90a do not load on specprof emulator: CUDA_ERROR_NO_BINARY_FOR_GPU")),
+            "{said:?}"
+        );
+    }
+    let all = [&args[..], &["--backend", "cuda", "--out", "t"]].concat();
+    for (knobs, words) in [
+        (
+            &[("EMU_NO_CUBIN", "1"), ("EMU_NO_PTX", "1")][..],
+            &["CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "newer driver"][..],
+        ),
+        (&[("EMU_CAPABILITY", "130"), ("EMU_NO_PTX", "1")], &["for compute_80 do not load", "newer driver"]),
+    ] {
+        let (code, stdout, stderr) = record(dir.path(), &all, knobs);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (3, "", 1), "{stderr}");
+        assert!(words.iter().all(|word| stderr.contains(word)) && !dir.path().join("t").exists(), "{stderr}");
+    }
+}
+
 /// What is printed of device and page-locked memory is what the run takes.
 #[test]
 fn the_printed_memory_plan_is_what_is_allocated() {

@@ -1,5 +1,5 @@
 //! One CUDA device with the kernels loaded, its stream, and its memory. With `buffer`, `launch`, `timer`, `spans`, `graph`,
-//! `pinned`, `symbols` and `upload` the only file that calls the driver.
+//! `images`, `pinned`, `symbols` and `upload` the only file that calls the driver.
 
 pub(super) use super::buffer::{Buffer, Plain};
 use super::cupti::{CuptiFacts, Profiler};
@@ -10,6 +10,7 @@ use super::timer::{Launched, Timer};
 use super::{images, symbols};
 use crate::engine::clock::Clock;
 use crate::engine::{EngineError, ForwardTap};
+use crate::trace::manifest::Warning;
 use crate::trace::{Component, KernelEvent, Module, quiet};
 use cudarc::driver::{DriverError, result, sys};
 use std::cell::{Cell, RefCell};
@@ -44,6 +45,7 @@ pub struct Device {
     uuid: Option<String>,
     units: Option<u32>,
     image: &'static str,
+    image_warning: Option<Warning>,
 }
 
 /// A kernel of the image.
@@ -146,21 +148,17 @@ impl Device {
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let units = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let Some((image, packed)) = images::packed(major, minor) else {
+        let Some(packed) = images::packed(major, minor) else {
             let text = format!("CUDA: {name} has compute capability {major}.{minor}; the kernels need 8.0 or later");
             return Err(EngineError::Device(text));
         };
-        let bytes = images::unpack(image, packed)?;
         // SAFETY: the device exists; the context is current on this thread from here on, and `Device` is not `Send`.
         unsafe {
             let context = result::primary_ctx::retain(ordinal).map_err(|e| failed("no context", e))?;
             result::ctx::set_current(context).map_err(|e| failed("no context", e))?;
         }
         let stream = result::stream::create(result::stream::StreamKind::Default).map_err(|e| failed("no stream", e))?;
-        // SAFETY: a whole image that ends with a zero byte.
-        let loaded = unsafe { result::module::load_data(bytes.as_ptr().cast()) };
-        let module =
-            loaded.map_err(|e| failed(&format!("the kernels for {image} do not load on {name}; a newer driver may be needed"), e))?;
+        let images::Loaded { module, image, warning } = images::load(&name, packed)?;
         Ok(Rc::new(Self {
             ordinal,
             module,
@@ -177,6 +175,7 @@ impl Device {
             uuid: result::device::get_uuid(ordinal).ok().map(|uuid| uuid_text(uuid.bytes.map(|b| b as u8))),
             units: u32::try_from(units).ok(),
             image,
+            image_warning: warning,
         }))
     }
 
@@ -198,6 +197,11 @@ impl Device {
     /// The architecture whose kernels are loaded.
     pub fn image(&self) -> &'static str {
         self.image
+    }
+
+    /// What is to be said of the kernels, when they are not the code that is part of the program for this device.
+    pub fn image_warning(&self) -> Option<&Warning> {
+        self.image_warning.as_ref()
     }
 
     /// Whether it is the tests' emulator, whose times mean nothing.
