@@ -4,7 +4,7 @@ use super::exit::{Failure, read_failure};
 use super::interrupt;
 use super::lists;
 use super::loading::LoadingBar;
-use super::record::Backend;
+use super::record::{Backend, check_kernel_src};
 use super::run_args::{Quant, open_model};
 use super::text_or_json::TextOrJson;
 use super::ui::{Output, Ui};
@@ -71,6 +71,9 @@ pub struct Args {
     /// Each kernel of a device beside the time that its bytes take at the rate at which the device reads (with --backend cuda)
     #[arg(long)]
     by_kernel: bool,
+    /// Build the GPU's kernels from this folder of sources by NVRTC; for their developers (with --backend cuda)
+    #[arg(long, value_name = "DIR")]
+    kernel_src: Option<PathBuf>,
     /// Seed of tokens, experts and order
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
@@ -105,6 +108,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.by_kernel && args.backend != Backend::Cuda {
         return Err(Failure::Input("--by-kernel goes with --backend cuda; the CPU engine has no kernels".into()));
     }
+    check_kernel_src(args.kernel_src.as_deref(), args.backend == Backend::Cuda)?;
     let output = Output::open(args.output.as_deref())?;
     let checkpoint = open_model(&args.model, args.quant, args.backend.kind())?;
     let most = checkpoint.config.max_position.saturating_sub(usize::from(MAX_ROWS));
@@ -128,7 +132,9 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     }
     let (stop, bar) = (interrupt::stop_flag(), ui.progress(1, "passes"));
     let loading = LoadingBar::new(ui);
-    let bench = Bench::open(&checkpoint, args.backend.kind(), calibrate::tokens(&grid), &mut |opening| loading.told(opening));
+    let bench = Bench::open(&checkpoint, args.backend.kind(), calibrate::tokens(&grid), args.kernel_src.as_deref(), &mut |opening| {
+        loading.told(opening)
+    });
     let measured = bench.and_then(|bench| {
         loading.end();
         calibrate::calibrate(&checkpoint, &bench, &grid, &stop, &mut |done, of| {

@@ -45,6 +45,10 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t = Backend::Auto, help_heading = "Model")]
     backend: Backend,
 
+    /// Build the GPU's kernels from this folder of sources by NVRTC; for their developers (with --backend cuda)
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    kernel_src: Option<PathBuf>,
+
     /// Who drafts: the model's MTP block, a DSpark drafter, a lookup in the text so far, or nobody
     #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, display_order = 0, help_heading = "Drafting")]
     draft: Draft,
@@ -126,6 +130,7 @@ enum Telemetry {
 impl Args {
     /// Refuses what this build or machine cannot do, and what can be seen to be wrong before anything is opened.
     fn check(&self) -> Result<(), Failure> {
+        check_kernel_src(self.kernel_src.as_deref(), self.backend == Backend::Cuda)?;
         if self.backend == Backend::Cuda
             && let Some(reason) = why_no_cuda()
         {
@@ -164,6 +169,7 @@ impl Args {
         options.kernel_every = self.kernel_every;
         options.self_check = self.self_check;
         options.backend = self.backend.kind();
+        options.kernel_src.clone_from(&self.kernel_src);
         options
     }
 
@@ -219,6 +225,15 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         ui.result(&format!("{}\n", dir.display()))?;
     }
     finish(&recording, &dir, ui)
+}
+
+/// Refuses `--kernel-src` without a GPU, or of no folder, before anything is loaded.
+pub(super) fn check_kernel_src(dir: Option<&Path>, cuda: bool) -> Result<(), Failure> {
+    match dir {
+        Some(_) if !cuda => Err(Failure::Input("--kernel-src goes with --backend cuda; the CPU engine has no kernels".into())),
+        Some(dir) if !dir.is_dir() => Err(Failure::Input(format!("--kernel-src {}: is no folder", dir.display()))),
+        _ => Ok(()),
+    }
 }
 
 /// Records a plan behind a progress bar.

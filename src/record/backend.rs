@@ -11,6 +11,7 @@ use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
 use crate::trace::manifest::{DeviceInfo, GraphCounts, ProfilerFacts, Warning};
 use crate::trace::{DeviceSensor, Manifest};
+use std::path::Path;
 use std::rc::Rc;
 
 /// What runs the model.
@@ -47,13 +48,13 @@ pub(super) struct Backend<'p> {
     no_cupti: Option<String>,
 }
 
-/// The device, with CUPTI as it is wanted, and why it is not used.
-pub(super) fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>), EngineError> {
+/// The device, with CUPTI as it is wanted, and why it is not used; with kernels built from a folder of sources, if one is given.
+pub(super) fn open_device(cupti: CuptiUse, kernel_src: Option<&Path>) -> Result<(Rc<Device>, Option<String>), EngineError> {
     match cupti {
-        CuptiUse::Never => Ok((Device::open()?, None)),
-        CuptiUse::Always => Ok((Device::open_profiled()?, None)),
-        CuptiUse::IfThere => match Device::open_profiled() {
-            Err(error) if is_of_cupti(&error) => Ok((Device::open()?, Some(error.to_string()))),
+        CuptiUse::Never => Ok((Device::open_with(false, kernel_src)?, None)),
+        CuptiUse::Always => Ok((Device::open_with(true, kernel_src)?, None)),
+        CuptiUse::IfThere => match Device::open_with(true, kernel_src) {
+            Err(error) if is_of_cupti(&error) => Ok((Device::open_with(false, kernel_src)?, Some(error.to_string()))),
             opened => Ok((opened?, None)),
         },
     }
@@ -75,7 +76,7 @@ impl<'p> Backend<'p> {
             return Ok(Self { target: Box::new(session), drafter, device: None, memory: None, no_cupti: None });
         }
         let cupti = if kernels { plan.options.cupti } else { CuptiUse::Never };
-        let (device, no_cupti) = open_device(cupti)?;
+        let (device, no_cupti) = open_device(cupti, plan.options.kernel_src.as_deref())?;
         let drafted = matches!(draft, DraftKind::Mtp | DraftKind::Dspark);
         let tokens = longest(plan);
         let sampling = plan.options.sampling;

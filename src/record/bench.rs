@@ -9,6 +9,7 @@ use crate::engine::target::{CpuSides, Sides};
 use crate::engine::{Checkpoint, EngineError};
 use crate::metric::costs::TimedBy;
 use crate::trace::manifest::Warning;
+use std::path::Path;
 use std::rc::Rc;
 
 /// How often memory is read to see how fast that goes.
@@ -22,7 +23,8 @@ pub struct Bench<'m> {
 }
 
 impl<'m> Bench<'m> {
-    /// Loads a model for timelines of up to `tokens` tokens. What is brought to a device is `told`.
+    /// Loads a model for timelines of up to `tokens` tokens, on a device with kernels built from `kernel_src`, if that is given. What is brought to
+    /// a device is `told`.
     ///
     /// # Errors
     /// [`EngineError::Device`] when there is no device that can take it, with the numbers when memory is short.
@@ -30,13 +32,14 @@ impl<'m> Bench<'m> {
         checkpoint: &'m Checkpoint,
         backend: BackendKind,
         tokens: usize,
+        kernel_src: Option<&Path>,
         told: &mut dyn FnMut(Opening),
     ) -> Result<Self, RecordError> {
         let (config, weights) = (&checkpoint.config, &checkpoint.weights);
         if backend == BackendKind::Cpu {
             return Ok(Self { sides: Box::new(CpuSides { config, weights }), device: None });
         }
-        let (device, _) = open_device(CuptiUse::IfThere)?;
+        let (device, _) = open_device(CuptiUse::IfThere, kernel_src)?;
         let sides = CudaSides::on(&device, config, weights, tokens, told)?;
         Ok(Self { sides: Box::new(sides), device: Some(device) })
     }

@@ -217,6 +217,8 @@ API cuInit(unsigned) {
     std::atexit(write_counts);
     return OK;
 }
+// NVRTC asks the driver for its own tables.
+API cuGetExportTable(const void** table, const void*) { *table = nullptr; return NOT_SUPPORTED; }
 API cuDriverGetVersion(int* version) { *version = knob("EMU_DRIVER", 12080); return OK; }
 API cuDeviceGetCount(int* count) { *count = knob("EMU_DEVICES", 1); return OK; }
 API cuDeviceGet(int* device, int ordinal) { *device = 0; return ordinal == 0 ? OK : 101; }

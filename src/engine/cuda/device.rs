@@ -17,6 +17,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::mem::size_of_val;
+use std::path::Path;
 use std::rc::Rc;
 
 /// The name of the device that the tests' driver shows.
@@ -97,7 +98,7 @@ impl Device {
     /// # Errors
     /// [`EngineError::Device`] when there is no driver, no device, or none that the kernels run on.
     pub fn open() -> Result<Rc<Self>, EngineError> {
-        Self::open_or_refuse(false)
+        Self::open_or_refuse(false, None)
     }
 
     /// [`Device::open`], with kernels timed by CUPTI.
@@ -105,19 +106,27 @@ impl Device {
     /// # Errors
     /// Also when CUPTI is not there or may not be used; see [`is_of_cupti`](super::is_of_cupti).
     pub fn open_profiled() -> Result<Rc<Self>, EngineError> {
-        Self::open_or_refuse(true)
+        Self::open_or_refuse(true, None)
     }
 
-    fn open_or_refuse(profiled: bool) -> Result<Rc<Self>, EngineError> {
+    /// [`Device::open`] or [`Device::open_profiled`], with kernels that are built from a folder of sources, if one is given.
+    ///
+    /// # Errors
+    /// Also when they cannot be built, with the compiler's log.
+    pub fn open_with(profiled: bool, kernel_src: Option<&Path>) -> Result<Rc<Self>, EngineError> {
+        Self::open_or_refuse(profiled, kernel_src)
+    }
+
+    fn open_or_refuse(profiled: bool, kernel_src: Option<&Path>) -> Result<Rc<Self>, EngineError> {
         // A function that the driver lacks, or a name without an end, makes the binding panic.
-        quiet::catch(|| Self::open_first(profiled)).unwrap_or_else(|| {
+        quiet::catch(|| Self::open_first(profiled, kernel_src)).unwrap_or_else(|| {
             let text = "CUDA: libcuda.so.1 lacks a function of the driver of CUDA 12, or answers as none does: update the driver, or \
                         look at what LD_LIBRARY_PATH finds";
             Err(EngineError::Device(text.to_owned()))
         })
     }
 
-    fn open_first(profiled: bool) -> Result<Rc<Self>, EngineError> {
+    fn open_first(profiled: bool, kernel_src: Option<&Path>) -> Result<Rc<Self>, EngineError> {
         // SAFETY: loads the driver's library, whose initialisers are as safe as any library's.
         if !unsafe { sys::is_culib_present() } {
             let text = "CUDA: libcuda.so.1 cannot be loaded: no NVIDIA driver is installed, or it is not in LD_LIBRARY_PATH";
@@ -158,7 +167,11 @@ impl Device {
             result::ctx::set_current(context).map_err(|e| failed("no context", e))?;
         }
         let stream = result::stream::create(result::stream::StreamKind::Default).map_err(|e| failed("no stream", e))?;
-        let images::Loaded { module, image, warning } = images::load(&name, packed)?;
+        let loaded = match kernel_src {
+            Some(dir) => images::load_built(&name, packed.0, dir)?,
+            None => images::load(&name, packed)?,
+        };
+        let images::Loaded { module, image, warning } = loaded;
         Ok(Rc::new(Self {
             ordinal,
             module,

@@ -1,10 +1,12 @@
 //! The compiled kernels that are part of the program, and which of them a device takes. Made by `kernels/build.py`.
 
 use super::device::failed;
+use super::nvrtc;
 use crate::engine::EngineError;
 use crate::trace::manifest::Warning;
 use cudarc::driver::{DriverError, result, sys};
 use std::io::Read;
+use std::path::Path;
 
 macro_rules! image {
     ($file:literal) => {
@@ -54,6 +56,17 @@ pub(super) fn load(name: &str, (image, packed): (&'static str, &[u8])) -> Result
             Err(EngineError::Device(format!("{error}; {second}; a newer driver may be needed")))
         }
     }
+}
+
+/// Loads kernels that are built from the sources in `dir` for the architecture `image`.
+///
+/// # Errors
+/// [`EngineError::Device`] when they cannot be built, then with the compiler's log, or the driver does not take them.
+pub(super) fn load_built(name: &str, image: &'static str, dir: &Path) -> Result<Loaded, EngineError> {
+    let built = nvrtc::build(dir, image)?;
+    let refused = |e| failed(&format!("the kernels built from {} for {image} do not load on {name}", dir.display()), e);
+    let module = module_of(&built.image).map_err(refused)?;
+    Ok(Loaded { module, image, warning: Some(built.warning) })
 }
 
 /// A module of an unpacked image, in the current context.

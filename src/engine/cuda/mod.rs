@@ -27,6 +27,7 @@ mod long_ops;
 mod matrix;
 mod moved;
 mod mtp;
+mod nvrtc;
 mod ops;
 mod pass;
 mod pinned;
