@@ -2,7 +2,8 @@
 
 use super::exit::{Failure, read_failure};
 use super::interrupt;
-use super::record::Backend;
+use super::loading::LoadingBar;
+use super::record::{Backend, check_kernel_src};
 use super::run_args::{Quant, open_model};
 use super::text_or_json::TextOrJson;
 use super::ui::{Output, Ui};
@@ -70,6 +71,9 @@ pub struct Args {
     /// Each kernel of a device beside the time that its bytes take at the rate at which the device reads (with --backend cuda)
     #[arg(long)]
     by_kernel: bool,
+    /// Build the GPU's kernels from this folder of sources by NVRTC; for their developers (with --backend cuda)
+    #[arg(long, value_name = "DIR")]
+    kernel_src: Option<PathBuf>,
     /// Seed of tokens, experts and order
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
@@ -102,6 +106,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     if args.by_kernel && args.backend != Backend::Cuda {
         return Err(Failure::Input("--by-kernel goes with --backend cuda; the CPU engine has no kernels".into()));
     }
+    check_kernel_src(args.kernel_src.as_deref(), args.backend == Backend::Cuda)?;
     let output = Output::open(args.output.as_deref())?;
     let checkpoint = open_model(&args.model, args.quant, args.backend.kind())?;
     let most = checkpoint.config.max_position.saturating_sub(usize::from(MAX_ROWS));
@@ -124,7 +129,12 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         return Err(Failure::Input(text));
     }
     let (stop, bar) = (interrupt::stop_flag(), ui.progress(1, "passes"));
-    let measured = Bench::open(&checkpoint, args.backend.kind(), calibrate::tokens(&grid)).and_then(|bench| {
+    let loading = LoadingBar::new(ui);
+    let bench = Bench::open(&checkpoint, args.backend.kind(), calibrate::tokens(&grid), args.kernel_src.as_deref(), &mut |opening| {
+        loading.told(opening)
+    });
+    let measured = bench.and_then(|bench| {
+        loading.end();
         calibrate::calibrate(&checkpoint, &bench, &grid, &stop, &mut |done, of| {
             bar.set_length(of);
             bar.set_position(done);
@@ -139,7 +149,7 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     };
     let Some(mut table) = measured.map_err(failure)? else { return Err(Failure::Interrupted("interrupted; nothing was written".into())) };
     let options = analysis::Options::default();
-    table.warnings = analysis::cost_warnings(&table, &options);
+    table.warnings.extend(analysis::cost_warnings(&table, &options));
     let rendered = if args.shape.json() {
         costs::table_json(&table).map_err(|e| Failure::Environment(format!("cannot write the table as JSON: {e}")))?
     } else {

@@ -13,6 +13,7 @@ mod import;
 mod inspect;
 mod interrupt;
 mod lists;
+mod loading;
 mod model;
 mod probe;
 mod record;

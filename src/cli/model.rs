@@ -5,11 +5,13 @@ mod render;
 mod summary;
 
 use super::exit::Failure;
+use super::loading::LoadingBar;
+use super::record::check_kernel_src;
 use super::run_args::{Quant, synthetic};
 use super::text_or_json::TextOrJson;
 use super::ui::Ui;
 use super::{lists, probe};
-use crate::engine::cuda::CudaSides;
+use crate::engine::cuda::{CudaSides, Device};
 use crate::engine::presets::{PRESETS, Preset};
 use crate::engine::{Checkpoint, DsparkCheckpoint, builtin, dspark, golden};
 use std::path::{Path, PathBuf};
@@ -65,6 +67,9 @@ struct GoldenArgs {
     /// Where to run it
     #[arg(long, value_enum, requires = "golden", default_value_t = GoldenBackend::Cpu, help_heading = "Golden set")]
     backend: GoldenBackend,
+    /// Build the GPU's kernels from this folder of sources by NVRTC; for their developers (with --backend cuda)
+    #[arg(long, value_name = "DIR", requires = "golden", help_heading = "Golden set")]
+    kernel_src: Option<PathBuf>,
 }
 
 /// `--backend`.
@@ -106,6 +111,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
 /// `--golden`: refusals first, so that nothing large is opened for nothing.
 fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
     let cuda = args.golden.backend == GoldenBackend::Cuda;
+    check_kernel_src(args.golden.kernel_src.as_deref(), cuda)?;
     if cuda && args.target.is_some() {
         let text = "--backend cuda: a drafter is compared on the CPU engine alone so far; use --backend cpu";
         return Err(Failure::Input(text.into()));
@@ -118,7 +124,15 @@ fn compare(args: &Args, file: &Path, ui: &mut Ui) -> Result<(), Failure> {
             let model = open(&args.model)?;
             let (config, weights) = (&model.config, &model.weights);
             match cuda {
-                true => golden::compare_on(config, file, |tokens| CudaSides::open(config, weights, tokens))?,
+                true => {
+                    let loading = LoadingBar::new(ui);
+                    let report = golden::compare_on(config, file, |tokens| {
+                        let device = Device::open_with(false, args.golden.kernel_src.as_deref())?;
+                        CudaSides::inspected(&device, config, weights, tokens, &mut |opening| loading.told(opening))
+                    })?;
+                    loading.end();
+                    report
+                }
                 false => golden::compare(config, weights, file)?,
             }
         }

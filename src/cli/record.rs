@@ -2,10 +2,11 @@
 
 use super::exit::{Failure, read_failure};
 use super::interrupt::stop_flag;
+use super::loading::LoadingBar;
 use super::probe;
 use super::run_args::{Draft, RunArgs};
 use super::ui::Ui;
-use crate::engine::cuda::is_of_cupti;
+use crate::engine::cuda::{Opening, is_of_cupti};
 use crate::engine::drafter::MAX_DRAFT_LEN;
 use crate::engine::{DsparkCheckpoint, EngineError};
 use crate::metric::counted_plain;
@@ -42,6 +43,10 @@ pub struct Args {
     /// What runs the model
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t = Backend::Auto, help_heading = "Model")]
     backend: Backend,
+
+    /// Build the GPU's kernels from this folder of sources by NVRTC; for their developers (with --backend cuda)
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    kernel_src: Option<PathBuf>,
 
     /// Who drafts: the model's MTP block, a DSpark drafter, a lookup in the text so far, or nobody
     #[arg(long, value_enum, value_name = "DRAFTER", default_value_t = Draft::Mtp, display_order = 0, help_heading = "Drafting")]
@@ -135,6 +140,7 @@ enum Telemetry {
 impl Args {
     /// Refuses what this build or machine cannot do, and what can be seen to be wrong before anything is opened.
     fn check(&self) -> Result<(), Failure> {
+        check_kernel_src(self.kernel_src.as_deref(), self.backend == Backend::Cuda)?;
         if self.backend == Backend::Cuda {
             probe::require_cuda()?;
         }
@@ -172,6 +178,7 @@ impl Args {
         options.second_pass = self.kernels_pass == KernelsPass::Second;
         options.self_check = self.self_check;
         options.backend = self.backend.kind();
+        options.kernel_src.clone_from(&self.kernel_src);
         options
     }
 
@@ -232,6 +239,15 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
     finish(&recording, &dir, ui)
 }
 
+/// Refuses `--kernel-src` without a GPU, or of no folder, before anything is loaded.
+pub(super) fn check_kernel_src(dir: Option<&Path>, cuda: bool) -> Result<(), Failure> {
+    match dir {
+        Some(_) if !cuda => Err(Failure::Input("--kernel-src goes with --backend cuda; the CPU engine has no kernels".into())),
+        Some(dir) if !dir.is_dir() => Err(Failure::Input(format!("--kernel-src {}: is no folder", dir.display()))),
+        _ => Ok(()),
+    }
+}
+
 /// Records a plan behind a progress bar.
 pub(super) fn record_with_progress(
     plan: &Plan<'_>,
@@ -258,12 +274,19 @@ fn failure(plan: &Plan<'_>, error: RecordError) -> Failure {
 
 fn try_record(plan: &Plan<'_>, dir: &Path, force: bool, telemetry: bool, stop: &AtomicBool, ui: &Ui) -> Result<Recording, RecordError> {
     let bar = ui.progress(plan.max_tokens(), "tokens");
-    let mut show = |p: Progress| {
-        bar.set_position(p.settled_tokens);
-        let pass = if p.second_pass { "second pass, " } else { "" };
-        bar.set_message(format!("{pass}request {}/{}", (p.totals.requests as usize + 1).min(p.requests), p.requests));
+    let loading = LoadingBar::new(ui);
+    let mut show = |progress: Progress| match progress {
+        Progress::Opening(Opening::Planned(memory)) => ui.note(&format!("memory: {memory}")),
+        Progress::Opening(opening) => loading.told(opening),
+        Progress::Running(p) => {
+            loading.end();
+            bar.set_position(p.settled_tokens);
+            let pass = if p.second_pass { "second pass, " } else { "" };
+            bar.set_message(format!("{pass}request {}/{}", (p.totals.requests as usize + 1).min(p.requests), p.requests));
+        }
     };
     let recording = crate::record::record(plan, dir, force, telemetry, stop, &mut show);
+    loading.end();
     bar.finish_and_clear();
     recording
 }
@@ -273,9 +296,6 @@ const MANY_WINDOWS: u64 = 100;
 
 /// Says what was recorded, and whether it was all.
 fn finish(recording: &Recording, dir: &Path, ui: &Ui) -> Result<(), Failure> {
-    if let Some(memory) = &recording.memory {
-        ui.note(&format!("memory: {memory}"));
-    }
     for warning in &recording.manifest.warnings {
         ui.warn(&warning.message);
     }

@@ -3,8 +3,8 @@
 use super::nvml::Nvml;
 use super::{Plan, RecordError};
 use crate::engine::cuda::{
-    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, TapPoint, check_cupti,
-    is_of_cupti,
+    CudaDspark, CudaDsparkDrafter, CudaMtp, CudaMtpDrafter, CudaSession, Device, DeviceWeights, MemoryPlan, Opening, TapPoint, Upload,
+    check_cupti, is_of_cupti,
 };
 use crate::engine::drafter::{DraftKind, Drafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
@@ -12,6 +12,7 @@ use crate::engine::{EngineError, Session};
 use crate::trace::manifest::{DeviceInfo, GraphCounts, KERNELS_TIMED_BY_EVENTS, ProfilerFacts, Warning};
 use crate::trace::{DeviceSensor, Manifest};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::rc::Rc;
 
 /// What runs the model.
@@ -48,13 +49,13 @@ pub(super) struct Backend<'p> {
     no_cupti: Option<String>,
 }
 
-/// The device, with CUPTI as it is wanted, and why it is not used.
-pub(super) fn open_device(cupti: CuptiUse) -> Result<(Rc<Device>, Option<String>), EngineError> {
+/// The device, with CUPTI as it is wanted, and why it is not used; with kernels built from a folder of sources, if one is given.
+pub(super) fn open_device(cupti: CuptiUse, kernel_src: Option<&Path>) -> Result<(Rc<Device>, Option<String>), EngineError> {
     match cupti {
-        CuptiUse::Never => Ok((Device::open()?, None)),
-        CuptiUse::Always => Ok((Device::open_profiled()?, None)),
-        CuptiUse::IfThere => match Device::open_profiled() {
-            Err(error) if is_of_cupti(&error) => Ok((Device::open()?, Some(error.to_string()))),
+        CuptiUse::Never => Ok((Device::open_with(false, kernel_src)?, None)),
+        CuptiUse::Always => Ok((Device::open_with(true, kernel_src)?, None)),
+        CuptiUse::IfThere => match Device::open_with(true, kernel_src) {
+            Err(error) if is_of_cupti(&error) => Ok((Device::open_with(false, kernel_src)?, Some(error.to_string()))),
             opened => Ok((opened?, None)),
         },
     }
@@ -70,11 +71,11 @@ pub(super) fn check_profiler(plan: &Plan<'_>) -> Result<(), EngineError> {
 }
 
 impl<'p> Backend<'p> {
-    /// Loads the plan's model; with `kernels` it can time them.
+    /// Loads the plan's model; with `kernels` it can time them. What is brought to a device is `told`.
     ///
     /// # Errors
     /// When the model has no block to draft with, or there is no device that can take it.
-    pub fn open(plan: &Plan<'p>, kernels: bool) -> Result<Self, RecordError> {
+    pub fn open(plan: &Plan<'p>, kernels: bool, told: &mut dyn FnMut(Opening)) -> Result<Self, RecordError> {
         let checkpoint = plan.checkpoint;
         let (config, weights, draft) = (&checkpoint.config, &checkpoint.weights, plan.options.draft);
         let no_mtp = || RecordError::NoMtp { model: checkpoint.name.clone() };
@@ -85,7 +86,7 @@ impl<'p> Backend<'p> {
             return Ok(Self { target: Box::new(session), drafter, device: None, memory: None, no_cupti: None });
         }
         let cupti = if kernels { plan.options.cupti } else { CuptiUse::Never };
-        let (device, no_cupti) = open_device(cupti)?;
+        let (device, no_cupti) = open_device(cupti, plan.options.kernel_src.as_deref())?;
         let drafted = matches!(draft, DraftKind::Mtp | DraftKind::Dspark);
         let tokens = longest(plan);
         let sampling = plan.options.sampling;
@@ -94,7 +95,9 @@ impl<'p> Backend<'p> {
             memory = memory.with_drafter(drafter)?;
         }
         memory.check(device.free_bytes()?)?;
-        let loaded = Rc::new(DeviceWeights::upload(&device, config, weights)?);
+        told(Opening::Planned(memory));
+        let up = Upload::new(&device, memory.weights, told)?;
+        let loaded = Rc::new(DeviceWeights::upload(&up, config, weights)?);
         let taps: Vec<TapPoint> = plan.drafter.iter().flat_map(|d| &d.config.taps).map(|layer| TapPoint::Layer(*layer)).collect();
         let mut target = CudaSession::new(&device, config, &loaded, tokens, &taps)?.choosing(sampling, drafted)?;
         target.route_by(plan.routing_plan()?);
@@ -105,7 +108,7 @@ impl<'p> Backend<'p> {
             }
             DraftKind::Dspark => {
                 let checkpoint = plan.drafter.ok_or_else(no_mtp)?;
-                let module = CudaDspark::new(&device, checkpoint, &loaded, tokens)?;
+                let module = CudaDspark::new(&up, checkpoint, &loaded, tokens)?;
                 Box::new(CudaDsparkDrafter::new(module, &target, sampling, plan.options.min_survival)?)
             }
             DraftKind::Ngram => Box::new(NgramDrafter),
@@ -125,6 +128,7 @@ impl<'p> Backend<'p> {
         manifest.engine = format!("specprof-cuda {}", env!("CARGO_PKG_VERSION"));
         manifest.device = DeviceInfo { kind: "cuda".to_owned(), name: device.name().to_owned(), units: device.units() };
         manifest.emulated = device.is_emulated();
+        manifest.warnings.extend(device.image_warning().cloned());
         let cupti = device.cupti().filter(|_| timed);
         if let Some(flaw) = cupti.as_ref().and_then(|facts| facts.flaw) {
             manifest.warnings.push(Warning::new("cupti_13_0", flaw));

@@ -4,10 +4,12 @@ use super::RecordError;
 use super::backend::{BackendKind, CuptiUse, open_device};
 use super::machine;
 use crate::engine::clock::Clock;
-use crate::engine::cuda::{CudaSides, CuptiFacts, Device, KernelBytes, StreamTimes};
+use crate::engine::cuda::{CudaSides, CuptiFacts, Device, KernelBytes, Opening, StreamTimes};
 use crate::engine::target::{CpuSides, Sides};
 use crate::engine::{Checkpoint, EngineError};
 use crate::metric::costs::TimedBy;
+use crate::trace::manifest::Warning;
+use std::path::Path;
 use std::rc::Rc;
 
 /// How often memory is read to see how fast that goes.
@@ -21,18 +23,30 @@ pub struct Bench<'m> {
 }
 
 impl<'m> Bench<'m> {
-    /// Loads a model for timelines of up to `tokens` tokens.
+    /// Loads a model for timelines of up to `tokens` tokens, on a device with kernels built from `kernel_src`, if that is given. What is brought to
+    /// a device is `told`.
     ///
     /// # Errors
     /// [`EngineError::Device`] when there is no device that can take it, with the numbers when memory is short.
-    pub fn open(checkpoint: &'m Checkpoint, backend: BackendKind, tokens: usize) -> Result<Self, RecordError> {
+    pub fn open(
+        checkpoint: &'m Checkpoint,
+        backend: BackendKind,
+        tokens: usize,
+        kernel_src: Option<&Path>,
+        told: &mut dyn FnMut(Opening),
+    ) -> Result<Self, RecordError> {
         let (config, weights) = (&checkpoint.config, &checkpoint.weights);
         if backend == BackendKind::Cpu {
             return Ok(Self { sides: Box::new(CpuSides { config, weights }), device: None });
         }
-        let (device, _) = open_device(CuptiUse::IfThere)?;
-        let sides = CudaSides::on(&device, config, weights, tokens)?;
+        let (device, _) = open_device(CuptiUse::IfThere, kernel_src)?;
+        let sides = CudaSides::on(&device, config, weights, tokens, told)?;
         Ok(Self { sides: Box::new(sides), device: Some(device) })
+    }
+
+    /// What is to be said of the device's kernels; see [`Device::image_warning`].
+    pub fn warning(&self) -> Option<Warning> {
+        self.device.as_ref()?.image_warning().cloned()
     }
 
     /// The sides.

@@ -242,7 +242,7 @@ pub fn calibrate(
         seed: grid.seed,
         draft: Timed::median(&mut drafts),
         cells: measured.collect(),
-        warnings: Vec::new(),
+        warnings: bench.warning().into_iter().collect(),
     }))
 }
 
@@ -363,7 +363,7 @@ mod tests {
         let checkpoint = Checkpoint::load(builtin::ling_nano()).unwrap();
         let mut told = Vec::new();
         let grid = grid(&[1, 3], &[]);
-        let bench = Bench::open(&checkpoint, BackendKind::Cpu, tokens(&grid)).unwrap();
+        let bench = Bench::open(&checkpoint, BackendKind::Cpu, tokens(&grid), None, &mut |_| ()).unwrap();
         let table = calibrate(&checkpoint, &bench, &grid, &AtomicBool::new(false), &mut |n, of| told.push((n, of))).unwrap().unwrap();
         assert_eq!(told.last(), Some(&(7 * 6, 7 * 6)));
         let text = serde_json::to_string(&table).unwrap();

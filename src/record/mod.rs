@@ -25,7 +25,7 @@ pub use builtin::Workload;
 pub use error::RecordError;
 pub use facts::{model_shape, run_facts};
 pub use plan::{MAX_PREFILL_CHUNK, Options, Plan, PlannedRequest};
-pub use run::{Progress, Recording, Totals, record, run};
+pub use run::{Progress, Recording, Running, Totals, record, run};
 pub use workload::{Prompt, PromptSource, WorkloadError};
 
 /// The prompts of `specprof demo`, written for it.

@@ -55,6 +55,8 @@ pub struct Options {
     pub warmup: u32,
     /// What runs the model.
     pub backend: BackendKind,
+    /// A folder of sources that a GPU's kernels are built from, instead of those that are part of the program.
+    pub kernel_src: Option<PathBuf>,
     /// What chooses the target's experts; a plan is seeded as the sampling is.
     pub routing: Routing,
 }
@@ -80,6 +82,7 @@ impl Default for Options {
             thinking: None,
             warmup: 0,
             backend: BackendKind::Cpu,
+            kernel_src: None,
             routing: Routing::Model,
         }
     }

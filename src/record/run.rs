@@ -8,7 +8,7 @@ use super::second_pass::{self, FirstPass};
 use super::{Plan, RecordError};
 use crate::engine::Routing;
 use crate::engine::clock::Clock;
-use crate::engine::cuda::MemoryPlan;
+use crate::engine::cuda::{MemoryPlan, Opening};
 use crate::engine::drafter::DraftKind;
 use crate::engine::speculate::{Request, Speculator};
 use crate::trace::manifest::Warning;
@@ -50,9 +50,18 @@ impl Totals {
     }
 }
 
-/// What a progress callback is told after every step and every request.
+/// What a progress callback is told.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub enum Progress {
+    /// While the model is brought to a device, before anything is recorded.
+    Opening(Opening),
+    /// After every step and every request.
+    Running(Running),
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy)]
+pub struct Running {
     /// The totals.
     pub totals: Totals,
     /// Requests of the plan.
@@ -91,7 +100,7 @@ struct Tally<'a> {
 impl Tally<'_> {
     fn report(&mut self) {
         let (totals, requests) = (self.totals, self.requests);
-        (self.progress)(Progress { totals, requests, settled_tokens: self.settled, second_pass: false });
+        (self.progress)(Progress::Running(Running { totals, requests, settled_tokens: self.settled, second_pass: false }));
     }
 }
 
@@ -153,7 +162,8 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Totals, RecordError> {
-    let mut speculator = ready(Backend::open(plan, probe.wants_kernels())?, plan, clock, stop)?;
+    let mut speculator =
+        ready(Backend::open(plan, probe.wants_kernels(), &mut |opening| progress(Progress::Opening(opening)))?, plan, clock, stop)?;
     Ok(run_requests(plan, &mut speculator, probe, stop, progress)?.0)
 }
 
@@ -253,9 +263,21 @@ pub fn record(
     // Before the first pass: what the second lacks would come late.
     let mut first = if kernels && plan.options.second_pass { Some(FirstPass::prepare(plan)?) } else { None };
     let timed = kernels && first.is_none();
-    let unrecorded = if plan.options.self_check { unrecorded_hash(plan, clock, stop)? } else { None };
+    let mut unrecorded = None;
+    let mut planned = false;
+    if plan.options.self_check {
+        // Whoever waits for the first run is told of it as of the second one, but of their plan, which is the same, only once.
+        unrecorded = unrecorded_hash(plan, clock, stop, &mut |opening| {
+            planned |= matches!(opening, Opening::Planned(_));
+            progress(Progress::Opening(opening));
+        })?;
+    }
     // Before anything is created: a device may not be there, or have too little memory.
-    let backend = Backend::open(plan, timed)?;
+    let backend = Backend::open(plan, timed, &mut |opening| {
+        if !(planned && matches!(opening, Opening::Planned(_))) {
+            progress(Progress::Opening(opening));
+        }
+    })?;
     let mut facts = run_facts(plan, clock.started_ns());
     facts.instrumentation.unrecorded_token_hash = unrecorded;
     backend.describe(&mut facts, timed);
@@ -344,9 +366,19 @@ impl Probe for TokensOnly {
 
 /// The hash of the tokens that the plan emits when nothing is recorded: neither choices leave the routers nor operations are timed.
 /// `None` when it was stopped.
-fn unrecorded_hash(plan: &Plan<'_>, clock: Clock, stop: &AtomicBool) -> Result<Option<String>, RecordError> {
+fn unrecorded_hash(
+    plan: &Plan<'_>,
+    clock: Clock,
+    stop: &AtomicBool,
+    opening: &mut dyn FnMut(Opening),
+) -> Result<Option<String>, RecordError> {
     let mut tokens = TokensOnly::default();
-    let totals = run(plan, clock, &mut tokens, stop, &mut |_| ())?;
+    let mut told = |progress: Progress| {
+        if let Progress::Opening(told) = progress {
+            opening(told);
+        }
+    };
+    let totals = run(plan, clock, &mut tokens, stop, &mut told)?;
     Ok((!totals.interrupted).then(|| tokens.0.finish()))
 }
 

@@ -2,9 +2,10 @@
 //! the trace. Its kernels are written under the steps of the first pass, which its own steps must equal one by one.
 
 use super::backend::{Backend, check_profiler};
-use super::run::{Progress, Totals, ready, run_requests};
+use super::run::{Progress, Running, Totals, ready, run_requests};
 use super::{Plan, RecordError};
 use crate::engine::clock::Clock;
+use crate::engine::cuda::Opening;
 use crate::trace::manifest::{SecondPass, Warning};
 use crate::trace::token_hash::TokenHasher;
 use crate::trace::{KernelEvent, Phase, Probe, RequestEvent, StepEvent, TraceError, TraceWriter};
@@ -152,13 +153,23 @@ pub(super) fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<bool, RecordError> {
-    let backend = Backend::open(plan, true)?;
+    // The plan is the first pass's, and was told.
+    let backend = Backend::open(plan, true, &mut |opening| {
+        if !matches!(opening, Opening::Planned(_)) {
+            progress(Progress::Opening(opening));
+        }
+    })?;
     let witness = backend.witness();
     backend.describe(writer.facts_mut(), true);
     let mut speculator = ready(backend, plan, clock, stop)?;
     let started_unix_ns = clock.now_ns();
     let mut probe = Timed { first, writer, done: 0, tokens: TokenHasher::default(), difference: None };
-    let mut show = |p: Progress| progress(Progress { second_pass: true, ..p });
+    let mut show = |p: Progress| {
+        progress(match p {
+            Progress::Running(running) => Progress::Running(Running { second_pass: true, ..running }),
+            opening => opening,
+        });
+    };
     let ran = run_requests(plan, &mut speculator, &mut probe, stop, &mut show);
     let (done, difference, token_hash) = (probe.done, probe.difference.take(), probe.tokens.finish());
     let differs = |what: String| RecordError::PassesDiffer { dir: dir.to_owned(), what };

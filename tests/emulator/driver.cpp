@@ -2,7 +2,8 @@
 //
 // It takes the same images as the real driver and looks for the kernel's name in them, but runs the sources that it was built
 // from. EMU_LAZY=1 puts off all work of a stream until somebody waits for it, so that a missing wait shows every time. EMU_COUNTS=FILE leaves
-// there, when the process ends, how often the host waited, what was copied to it, and the most memory that there was.
+// there, when the process ends, how often the host waited, what was copied to it and from it, and the most memory that there was. EMU_NO_PINNED=1: there is no page-locked
+// memory.
 #include "fibers.h"
 #include "hooks.h"
 #include "memory.h"
@@ -19,7 +20,7 @@
 
 namespace {
 
-enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, DRIVER_MISMATCH = 803, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
+enum Result { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, DRIVER_MISMATCH = 803, INVALID_IMAGE = 200, NO_BINARY = 209, UNSUPPORTED_PTX = 222, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALID = 901, CAPTURE_IMPLICIT = 906 };
 
 struct Operation {
     std::function<void()> run;
@@ -137,6 +138,8 @@ emu_work copy_of(uint32_t kind, uint32_t copy_kind, size_t bytes) {
 // How often the host waited for the device, and copies to it by their bytes.
 uint64_t waits;
 std::map<size_t, uint64_t> brought;
+// Bytes copied to it, out of page-locked memory and out of other memory, for which the host waits.
+uint64_t sent_pinned, sent_waiting;
 
 void write_counts() {
     const char* path = std::getenv("EMU_COUNTS");
@@ -148,7 +151,8 @@ void write_counts() {
         std::fprintf(file, "%s\"%zu\": %llu", comma, bytes, (unsigned long long)times);
         comma = ", ";
     }
-    std::fprintf(file, "}, \"device\": %zu, \"pinned\": %zu}\n", emu_most_used(), most_pinned);
+    std::fprintf(file, "}, \"device\": %zu, \"pinned\": %zu, \"sent_pinned\": %llu, \"sent_waiting\": %llu}\n", emu_most_used(), most_pinned,
+                 (unsigned long long)sent_pinned, (unsigned long long)sent_waiting);
     std::fclose(file);
 }
 
@@ -200,6 +204,7 @@ std::vector<emu_kernel>& emu_kernels() {
 
 // EMU_INIT: `hang`, or the code that cuInit gives. EMU_DRIVER: the version. EMU_DEVICES: how many there are. EMU_NAME: another name, for tests
 // of what is done with a device's times; only by its name is the emulator known.
+// EMU_CAPABILITY: ten times the compute capability. EMU_NO_CUBIN=1, EMU_NO_PTX=1: images of that kind are refused.
 int knob(const char* name, int otherwise) {
     const char* v = std::getenv(name);
     return v ? std::atoi(v) : otherwise;
@@ -242,6 +247,8 @@ API cuInit(unsigned) {
     std::atexit(write_counts);
     return OK;
 }
+// NVRTC asks the driver for its own tables.
+API cuGetExportTable(const void** table, const void*) { *table = nullptr; return NOT_SUPPORTED; }
 API cuDriverGetVersion(int* version) { *version = knob("EMU_DRIVER", 12080); return OK; }
 API cuDeviceGetCount(int* count) { MAY_FAIL *count = knob("EMU_DEVICES", 1); return OK; }
 API cuDeviceGet(int* device, int ordinal) { *device = 0; return ordinal == 0 ? OK : 101; }
@@ -258,8 +265,8 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
         case 8: *value = 48 * 1024; break;        // shared memory of a block
         case 10: *value = 32; break;              // lanes of a warp
         case 16: *value = 1; break;               // multiprocessors
-        case 75: *value = 9; break;               // compute capability
-        case 76: *value = 0; break;
+        case 75: *value = knob("EMU_CAPABILITY", 90) / 10; break;  // compute capability
+        case 76: *value = knob("EMU_CAPABILITY", 90) % 10; break;
         case 97: *value = 227 * 1024; break;      // shared memory of a block on request
         case 115: *value = 1; break;              // memory pools
         default: *value = 0;
@@ -372,6 +379,7 @@ API cuMemFreeAsync(void* at, void* stream) {
 }
 API cuMemHostAlloc(void** at, size_t size, unsigned) {
     MAY_FAIL
+    if (set("EMU_NO_PINNED")) return OUT_OF_MEMORY;
     *at = std::malloc(size ? size : 1);
     if (!*at) return OUT_OF_MEMORY;
     std::memset(*at, 0xff, size);
@@ -400,10 +408,11 @@ API cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t size, void* stream) 
     MAY_FAIL
     if (!emu_inside(to, size)) return INVALID_VALUE;
     if (is_pinned(from, size)) {
-        enqueue(stream, [=] { copy_to_device(to, from, size); }, copy_of(1, 1, size));
+        enqueue(stream, [=] { sent_pinned += size, copy_to_device(to, from, size); }, copy_of(1, 1, size));
         return OK;
     }
     // Pageable memory is read before the call returns.
+    sent_waiting += size;
     std::string bytes(static_cast<const char*>(from), size);
     enqueue(stream, [=] { copy_to_device(to, bytes.data(), size); }, copy_of(1, 1, size));
     return OK;
@@ -422,7 +431,7 @@ API cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t size, void* stream) 
     return OK;
 }
 API cuMemcpyHtoD_v2(void* to, const void* from, size_t size) {
-    waits++;
+    waits++, sent_waiting += size;
     if (spoils_capture()) return CAPTURE_IMPLICIT;
     drain(default_stream);
     if (!emu_inside(to, size)) return INVALID_VALUE;
@@ -441,6 +450,8 @@ API cuMemcpyDtoH_v2(void* to, const void* from, size_t size) {
 API cuModuleLoadData(void** module, const void* image) {
     MAY_FAIL
     auto* p = static_cast<const unsigned char*>(image);
+    if (set("EMU_NO_CUBIN") && *p == 0x7f) return NO_BINARY;
+    if (set("EMU_NO_PTX") && *p != 0x7f) return UNSUPPORTED_PTX;
     if (std::memcmp(p, "\x7f" "ELF", 4) == 0) *module = new Module{std::string(static_cast<const char*>(image), elf_size(p))};
     else if (std::strstr(static_cast<const char*>(image), ".version")) *module = new Module{std::string(static_cast<const char*>(image))};
     else return INVALID_IMAGE;
@@ -506,6 +517,7 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 API cuGetErrorName(int error, const char** name) {
     *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND"
           : error == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : error == DRIVER_MISMATCH ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+          : error == NO_BINARY ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : error == UNSUPPORTED_PTX ? "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
           : error == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : error == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
           : error == CAPTURE_IMPLICIT || error == CAPTURE_UNSUPPORTED || error == CAPTURE_INVALID ? "CUDA_ERROR_STREAM_CAPTURE" : "CUDA_ERROR_UNKNOWN";
     return OK;

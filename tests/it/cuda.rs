@@ -2,6 +2,7 @@
 
 use crate::kernels::emulator;
 use crate::quantised::rewritten;
+use crate::report::python;
 use assert_cmd::Command;
 use specprof::trace::{Component, Module, Trace, validate};
 use std::collections::{BTreeMap, BTreeSet};
@@ -466,6 +467,40 @@ fn a_drafter_that_does_not_fit_is_refused_with_the_numbers() {
     assert!(more_workspace > workspace && !dir.path().join("t").exists(), "{workspace} {more_workspace}");
 }
 
+/// The driver gets the PTX where no code is made for the device, and where it refuses the code that is.
+#[test]
+fn kernels_that_a_driver_refuses_are_given_to_it_as_ptx() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--kernels", "off"]].concat();
+    for (name, knobs, warned) in [
+        ("code of the major version", &[("EMU_CAPABILITY", "103")][..], false),
+        ("no code for it", &[("EMU_CAPABILITY", "130"), ("EMU_NO_CUBIN", "1")], false),
+        ("code is refused", &[("EMU_NO_CUBIN", "1")], true),
+    ] {
+        let (cpu, cuda) = both(dir.path(), &args, knobs);
+        compare(name, &cpu, &cuda);
+        let warnings = &cuda.manifest().warnings;
+        let said: Vec<_> = warnings.iter().filter(|w| w.code == "kernels_compiled_by_driver").collect();
+        assert_eq!(said.len(), usize::from(warned), "{name}: {warnings:?}");
+        assert!(
+            said.iter().all(|w| w.message.contains("for sm_90a do not load on specprof emulator: CUDA_ERROR_NO_BINARY_FOR_GPU")),
+            "{said:?}"
+        );
+    }
+    let all = [&args[..], &["--backend", "cuda", "--out", "t"]].concat();
+    for (knobs, words) in [
+        (
+            &[("EMU_NO_CUBIN", "1"), ("EMU_NO_PTX", "1")][..],
+            &["CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "newer driver"][..],
+        ),
+        (&[("EMU_CAPABILITY", "130"), ("EMU_NO_PTX", "1")], &["for compute_80 do not load", "newer driver"]),
+    ] {
+        let (code, stdout, stderr) = record(dir.path(), &all, knobs);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (3, "", 1), "{stderr}");
+        assert!(words.iter().all(|word| stderr.contains(word)) && !dir.path().join("t").exists(), "{stderr}");
+    }
+}
+
 /// What is printed of device and page-locked memory is what the run takes.
 #[test]
 fn the_printed_memory_plan_is_what_is_allocated() {
@@ -502,6 +537,87 @@ fn the_printed_memory_plan_is_what_is_allocated() {
             assert!((planned / taken - 1.0).abs() < 0.02, "{name}, {what}: {planned} planned, {taken} taken: {plan}");
         }
     }
+}
+
+/// Weights go out of page-locked memory, asynchronously; what the host waits for is a few words of the sessions.
+#[test]
+fn weights_leave_page_locked_buffers_that_are_filled_in_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, args) in [
+        ("target", DEMO.to_vec()),
+        ("block drafter", {
+            let [target, drafter] = block_drafter("correlated", "spec");
+            std::fs::write(dir.path().join("p.jsonl"), "{\"token_ids\": [1, 38, 75, 112], \"max_new_tokens\": 24}\n").unwrap();
+            let [target, drafter] = [target, drafter].map(|path| &*path.leak());
+            vec!["--model", target, "--draft-model", drafter, "--prompts", "p.jsonl", "--draft", "dspark"]
+        }),
+    ] {
+        // Put off, a buffer that is filled again before its copies are done sends what it has then.
+        for lazy in ["0", "1"] {
+            let (cpu, cuda) = both(dir.path(), &args, &[("EMU_LAZY", lazy), ("EMU_COUNTS", "counts.json")]);
+            compare(name, &cpu, &cuda);
+            let taken: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("counts.json")).unwrap()).unwrap();
+            let of = |key: &str| taken[key].as_u64().unwrap();
+            // Of the device's memory, most is weights.
+            assert!(of("sent_pinned") > of("device") / 2 && of("sent_waiting") < 100_000, "{name}: {taken}");
+        }
+    }
+}
+
+/// Runs `record` with stderr on a terminal; gives what came there.
+fn on_a_terminal(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> String {
+    const SCRIPT: &str = "\
+import fcntl, os, pty, struct, subprocess, sys, termios
+master, slave = pty.openpty()
+fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', 40, 120, 0, 0))
+child = subprocess.Popen(sys.argv[1:], stderr=slave, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+os.close(slave)
+while True:
+    try:
+        part = os.read(master, 65536)
+    except OSError:
+        break
+    if not part:
+        break
+    sys.stdout.buffer.write(part)
+sys.exit(child.wait())
+";
+    let mut command = Command::new(python());
+    command.current_dir(dir).args(["-c", SCRIPT]).arg(assert_cmd::cargo::cargo_bin("specprof")).arg("record").args(args);
+    command.env("LD_LIBRARY_PATH", emulator().parent().unwrap()).env_remove("CI").env("TERM", "xterm").env_remove("NO_COLOR");
+    let out = command.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
+    text
+}
+
+#[test]
+fn loading_is_shown_on_a_terminal_with_a_rate_that_is_a_device_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--backend", "cuda", "--force", "--telemetry", "off", "--kernels", "off", "--out", "run"]].concat();
+    let shown = |more: &[&str], variables: &[(&str, &str)]| on_a_terminal(dir.path(), &[&args[..], more].concat(), variables);
+    let named = shown(&[], &[("EMU_NAME", "a device under test")]);
+    assert!(named.contains("loading ") && named.contains(" MB, ") && named.contains(" GB/s"), "{named}");
+    let emulated = shown(&[], &[]);
+    assert!(emulated.contains("loading ") && !emulated.contains("GB/s"), "{emulated}");
+    for quiet in ["--no-progress", "--quiet"] {
+        let text = shown(&[quiet], &[]);
+        assert!(!text.contains("loading "), "{quiet}: {text}");
+    }
+    let (code, _, stderr) = record(dir.path(), &args, &[]);
+    assert!(code == 0 && !stderr.contains("loading "), "{stderr}");
+}
+
+#[test]
+fn without_page_locked_memory_the_run_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&DEMO[..], &["--backend", "cuda", "--out", "t"]].concat();
+    let (code, stdout, stderr) = record(dir.path(), &args, &[("EMU_NO_PINNED", "1")]);
+    assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
+    // The plan was told before anything was tried.
+    let lines: Vec<_> = stderr.lines().collect();
+    assert!(lines.len() == 2 && lines[0].starts_with("memory: ") && !dir.path().join("t").exists(), "{stderr}");
+    assert!(lines[1].contains("bytes of page-locked memory: CUDA_ERROR_OUT_OF_MEMORY"), "{stderr}");
 }
 
 #[test]
@@ -792,6 +908,8 @@ fn a_self_check_compares_with_a_run_that_records_nothing() {
         let args = [&DEMO[..], &["--temperature", "0.7", "--backend", backend, "--self-check", "--out", backend]].concat();
         let (code, _, stderr) = record(dir.path(), &args, &[]);
         assert_eq!(code, 0, "{stderr}");
+        // Both runs take the same memory.
+        assert_eq!(stderr.matches("memory: ").count(), usize::from(backend == "cuda"), "{stderr}");
         let trace = Trace::open(&dir.path().join(backend)).unwrap();
         let manifest = trace.manifest();
         assert!(manifest.token_hash.is_some() && manifest.instrumentation.unrecorded_token_hash == manifest.token_hash, "{backend}");

@@ -4,7 +4,7 @@
 use crate::cuda::record;
 use crate::kernels::{emulator, on_emulator};
 use assert_cmd::Command;
-use specprof::engine::cuda::{CudaSession, Device, DeviceWeights};
+use specprof::engine::cuda::{CudaSession, Device, DeviceWeights, Upload};
 use specprof::engine::drafter::Drafts;
 use specprof::engine::matrix::Matrix;
 use specprof::engine::sampling::{Sampler, Sampling};
@@ -72,7 +72,10 @@ fn with_sessions(run: impl FnOnce(&Rc<Device>, &dyn Fn() -> CudaSession<'static>
     on_emulator(|device| {
         // Sessions borrow the configuration.
         let model: &'static Checkpoint = Box::leak(Box::new(model()));
-        let weights = Rc::new(DeviceWeights::upload(device, &model.config, &model.weights).unwrap());
+        let mut told = |_| {};
+        let upload = Upload::new(device, 1 << 20, &mut told).unwrap();
+        let weights = Rc::new(DeviceWeights::upload(&upload, &model.config, &model.weights).unwrap());
+        drop(upload);
         run(device, &|| CudaSession::new(device, &model.config, &weights, TOKENS, &[]).unwrap());
     });
 }

@@ -3,7 +3,7 @@
 
 use crate::cuda::{Routes, both, compare, record, routes};
 use crate::kernels::on_emulator;
-use specprof::engine::cuda::DeviceWeights;
+use specprof::engine::cuda::{DeviceWeights, Opening, Upload};
 use specprof::engine::matrix::Matrix;
 use specprof::engine::presets::Layout;
 use specprof::engine::synthetic::Synthetic;
@@ -114,10 +114,17 @@ fn the_host_never_has_what_the_device_makes() {
     on_emulator(|device| {
         for layout in [Layout::Bf16, Layout::Fp8, Layout::Fp4, Layout::Int4] {
             let model = Synthetic::find(Path::new("synthetic:ling-nano"), layout).unwrap().unwrap().for_device().unwrap();
-            let before = device.free_bytes().unwrap();
-            let loaded = DeviceWeights::upload(device, &model.config, &model.weights).unwrap();
-            // INT4 checkpoints also store the shapes of their matrices, some bytes each, which no device needs.
             let total = model.inventory.total();
+            let before = device.free_bytes().unwrap();
+            let mut made = Vec::new();
+            let mut told = |opening| made.push(opening);
+            let upload = Upload::new(device, total.bytes as usize, &mut told).unwrap();
+            let loaded = DeviceWeights::upload(&upload, &model.config, &model.weights).unwrap();
+            drop(upload);
+            // The rate of what the device makes would be that of asking for it.
+            let Some(Opening::Loading(last)) = made.last() else { panic!("{layout:?}: nothing was told") };
+            assert!(made.len() > 1000 && last.gb_per_s.is_none() && last.done > last.total / 2, "{layout:?}: {last:?}");
+            // INT4 checkpoints also store the shapes of their matrices, some bytes each, which no device needs.
             let stored = (total.bytes - total.note_bytes) as usize;
             assert!(before - device.free_bytes().unwrap() >= stored, "{layout:?}: the device has not all of the {stored} bytes");
             let all = matrices(&model.weights);

@@ -17,6 +17,7 @@ mod goldens;
 mod help;
 mod import;
 mod inspect;
+mod kernel_src;
 mod kernels;
 mod layers;
 mod noisy;

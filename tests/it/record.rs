@@ -2,7 +2,7 @@
 
 use crate::speculation::NANO;
 use assert_cmd::Command;
-use specprof::record::{Options, Plan, record, workload};
+use specprof::record::{Options, Plan, Progress, record, workload};
 use specprof::trace::manifest::{Verification, WindowCompleteness};
 use specprof::trace::{Component, FinishReason, Module, Phase, Trace, validate};
 use std::path::{Path, PathBuf};
@@ -192,6 +192,7 @@ fn a_stopped_recording_is_closed_and_incomplete() {
     let stop = AtomicBool::new(false);
     let mut at_stop = 0;
     let recording = record(&plan, &path, false, true, &stop, &mut |p| {
+        let Progress::Running(p) = p else { return };
         at_stop = p.totals.steps;
         stop.store(p.totals.steps == 5, Ordering::Relaxed);
     })

@@ -3,7 +3,7 @@
 use crate::cuda::{DEMO, cupti, has_warning, labels, record};
 use assert_cmd::Command;
 use specprof::engine::{Checkpoint, builtin};
-use specprof::record::{Options, Plan, workload};
+use specprof::record::{Options, Plan, Progress, workload};
 use specprof::trace::{Trace, validate};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -130,8 +130,11 @@ fn a_second_pass_that_is_stopped_leaves_an_incomplete_trace() {
     let options = Options { max_new_tokens: 24, second_pass: true, ..Options::default() };
     let plan = Plan::new(&model, &prompts, options).unwrap();
     let stop = AtomicBool::new(false);
-    let mut progress = |p: specprof::record::Progress| {
-        if p.second_pass && p.totals.steps == 3 {
+    let mut progress = |p: Progress| {
+        if let Progress::Running(p) = p
+            && p.second_pass
+            && p.totals.steps == 3
+        {
             stop.store(true, Ordering::Relaxed);
         }
     };

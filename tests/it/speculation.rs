@@ -7,7 +7,7 @@ use specprof::engine::drafter::{DraftKind, Drafter, Drafts};
 use specprof::engine::route_tap::RouteTap;
 use specprof::engine::sampling::{Sampler, Sampling};
 use specprof::engine::{Checkpoint, LogitRows, NoTap, Session, builtin};
-use specprof::record::{Options, Plan, Prompt, PromptSource, Totals, run};
+use specprof::record::{Options, Plan, Progress, Prompt, PromptSource, Totals, run};
 use specprof::trace::probe::NoProbe;
 use specprof::trace::token_hash::TokenHasher;
 use specprof::trace::{ExpertSet, FinishReason, Module, Phase, Probe, RequestEvent, StepEvent, TraceError};
@@ -338,6 +338,7 @@ fn a_stop_flag_ends_the_run_between_two_steps() {
     let stop = AtomicBool::new(false);
     let mut keep = Keep::default();
     let totals = run(&plan, Clock::start(), &mut keep, &stop, &mut |p| {
+        let Progress::Running(p) = p else { return };
         stop.store(p.totals.steps >= 20, Ordering::Relaxed);
     })
     .unwrap();

@@ -8,6 +8,7 @@ use super::block_weights::{DeviceBlockLayer, DeviceDspark};
 use super::device::Device;
 use super::ops::{self, Projection};
 use super::site::Part;
+use super::upload::Upload;
 use super::weights::DeviceWeights;
 use crate::engine::EngineError;
 use crate::engine::dspark::{DsparkCheckpoint, DsparkConfig};
@@ -44,12 +45,7 @@ impl<'m> CudaDspark<'m> {
     ///
     /// # Errors
     /// When device memory runs out, or the drafter has a shape or a format that no kernel takes.
-    pub fn new(
-        device: &Rc<Device>,
-        checkpoint: &'m DsparkCheckpoint,
-        target: &Rc<DeviceWeights>,
-        tokens: usize,
-    ) -> Result<Self, EngineError> {
+    pub fn new(up: &Upload<'_>, checkpoint: &'m DsparkCheckpoint, target: &Rc<DeviceWeights>, tokens: usize) -> Result<Self, EngineError> {
         let config = &checkpoint.config;
         if config.head_dim > block_ops::MAX_BLOCK_HEAD || config.block_size > PASS_ROWS {
             return Err(EngineError::Device(format!(
@@ -59,9 +55,9 @@ impl<'m> CudaDspark<'m> {
                 block_ops::MAX_BLOCK_HEAD
             )));
         }
-        let room = tokens + config.block_size;
+        let (device, room) = (up.device(), tokens + config.block_size);
         Ok(Self {
-            weights: DeviceDspark::upload(device, config, &checkpoint.weights)?,
+            weights: DeviceDspark::upload(up, config, &checkpoint.weights)?,
             space: BlockSpace::new(device, config, room)?,
             device: Rc::clone(device),
             config,

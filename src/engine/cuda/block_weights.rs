@@ -2,13 +2,12 @@
 
 use super::PASS_ROWS;
 use super::buffer::Buffer;
-use super::device::Device;
 use super::matrix::{self, DeviceMatrix};
 use super::ops::SPLIT;
+use super::upload::Upload;
 use super::weights::{DeviceGated, gated, half_turns};
 use crate::engine::EngineError;
 use crate::engine::dspark::{DsparkConfig, DsparkLayer, DsparkWeights};
-use std::rc::Rc;
 
 /// All weights of a drafter on a device.
 #[derive(Debug)]
@@ -43,35 +42,37 @@ impl DeviceDspark {
     ///
     /// # Errors
     /// [`EngineError::Device`] when memory runs out or a matrix is stored in a way that no kernel reads; it is named.
-    pub fn upload(device: &Rc<Device>, config: &DsparkConfig, w: &DsparkWeights) -> Result<Self, EngineError> {
-        let one = |what: &str, m| DeviceMatrix::one(device, &format!("DSpark drafter, {what}"), m);
-        let layers = w.layers.iter().enumerate().map(|(i, w)| layer(device, i, w));
-        Ok(Self {
+    pub fn upload(up: &Upload<'_>, config: &DsparkConfig, w: &DsparkWeights) -> Result<Self, EngineError> {
+        let one = |what: &str, m| DeviceMatrix::one(up, &format!("DSpark drafter, {what}"), m);
+        let layers = w.layers.iter().enumerate().map(|(i, w)| layer(up, i, w));
+        let uploaded = Self {
             taps: one("fc", &w.taps)?,
-            taps_norm: device.upload(&w.taps_norm)?,
+            taps_norm: up.upload(&w.taps_norm)?,
             layers: layers.collect::<Result<_, _>>()?,
-            final_norm: device.upload(&w.final_norm)?,
+            final_norm: up.upload(&w.final_norm)?,
             markov: w.markov.as_ref().map(|m| Ok((one("markov_w1", &m.of)?, one("markov_w2", &m.next)?))).transpose()?,
-            confidence: w.confidence.as_ref().map(|head| Ok::<_, EngineError>((device.upload(&head.proj)?, head.bias))).transpose()?,
-            turns: device.upload(&half_turns(config.head_dim, config.rope_theta))?,
-        })
+            confidence: w.confidence.as_ref().map(|head| Ok::<_, EngineError>((up.upload(&head.proj)?, head.bias))).transpose()?,
+            turns: up.upload(&half_turns(config.head_dim, config.rope_theta))?,
+        };
+        up.finish()?;
+        Ok(uploaded)
     }
 }
 
-fn layer(device: &Rc<Device>, number: usize, w: &DsparkLayer) -> Result<DeviceBlockLayer, EngineError> {
+fn layer(up: &Upload<'_>, number: usize, w: &DsparkLayer) -> Result<DeviceBlockLayer, EngineError> {
     let name = format!("DSpark drafter, layer {number}");
-    let one = |what: &str, m| DeviceMatrix::one(device, &format!("{name}, {what}"), m);
+    let one = |what: &str, m| DeviceMatrix::one(up, &format!("{name}, {what}"), m);
     let a = &w.attention;
     Ok(DeviceBlockLayer {
-        input_norm: device.upload(&w.input_norm)?,
-        post_norm: device.upload(&w.post_norm)?,
+        input_norm: up.upload(&w.input_norm)?,
+        post_norm: up.upload(&w.post_norm)?,
         q: one("q_proj", &a.q)?,
         k: one("k_proj", &a.k)?,
         v: one("v_proj", &a.v)?,
         out: one("o_proj", &a.out)?,
-        q_norm: device.upload(&a.q_norm)?,
-        k_norm: device.upload(&a.k_norm)?,
-        mlp: gated(device, &name, std::slice::from_ref(&w.mlp))?,
+        q_norm: up.upload(&a.q_norm)?,
+        k_norm: up.upload(&a.k_norm)?,
+        mlp: gated(up, &name, std::slice::from_ref(&w.mlp))?,
     })
 }
 

@@ -1,5 +1,5 @@
 //! One CUDA device with the kernels loaded, its stream, and its memory. With `buffer`, `launch`, `timer`, `spans`, `graph`,
-//! `pinned` and `symbols` the only file that calls the driver.
+//! `images`, `pinned`, `symbols` and `upload` the only file that calls the driver.
 
 pub(super) use super::buffer::{Buffer, Plain};
 use super::cupti::{CuptiFacts, Profiler};
@@ -10,12 +10,14 @@ use super::timer::{Launched, Timer};
 use super::{images, symbols};
 use crate::engine::clock::Clock;
 use crate::engine::{EngineError, ForwardTap};
+use crate::trace::manifest::Warning;
 use crate::trace::{Component, KernelEvent, Module, quiet};
 use cudarc::driver::{DriverError, result, sys};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::mem::size_of_val;
+use std::path::Path;
 use std::rc::Rc;
 
 /// The name of the device that the tests' driver shows.
@@ -44,6 +46,7 @@ pub struct Device {
     uuid: Option<String>,
     units: Option<u32>,
     image: &'static str,
+    image_warning: Option<Warning>,
 }
 
 /// A kernel of the image.
@@ -95,7 +98,7 @@ impl Device {
     /// # Errors
     /// [`EngineError::Device`] when there is no driver, no device, or none that the kernels run on.
     pub fn open() -> Result<Rc<Self>, EngineError> {
-        Self::open_or_refuse(false, &|_| {})
+        Self::open_or_refuse(false, None, &|_| {})
     }
 
     /// [`Device::open`], with kernels timed by CUPTI.
@@ -103,7 +106,7 @@ impl Device {
     /// # Errors
     /// Also when CUPTI is not there or may not be used; see [`is_of_cupti`](super::is_of_cupti).
     pub fn open_profiled() -> Result<Rc<Self>, EngineError> {
-        Self::open_or_refuse(true, &|_| {})
+        Self::open_or_refuse(true, None, &|_| {})
     }
 
     /// [`Device::open`]; `tell` is told of each call of the driver that may not return, before it is made.
@@ -111,19 +114,27 @@ impl Device {
     /// # Errors
     /// As there.
     pub fn open_told(tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
-        Self::open_or_refuse(false, tell)
+        Self::open_or_refuse(false, None, tell)
     }
 
-    fn open_or_refuse(profiled: bool, tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
+    /// [`Device::open`] or [`Device::open_profiled`], with kernels that are built from a folder of sources, if one is given.
+    ///
+    /// # Errors
+    /// Also when they cannot be built, with the compiler's log.
+    pub fn open_with(profiled: bool, kernel_src: Option<&Path>) -> Result<Rc<Self>, EngineError> {
+        Self::open_or_refuse(profiled, kernel_src, &|_| {})
+    }
+
+    fn open_or_refuse(profiled: bool, kernel_src: Option<&Path>, tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
         // A function that the driver lacks, or a name without an end, makes the binding panic.
-        quiet::catch(|| Self::open_first(profiled, tell)).unwrap_or_else(|| {
+        quiet::catch(|| Self::open_first(profiled, kernel_src, tell)).unwrap_or_else(|| {
             let text = "CUDA: libcuda.so.1 lacks a function of the driver of CUDA 12, or answers as none does: update the driver, or \
                         look at what LD_LIBRARY_PATH finds";
             Err(EngineError::Device(text.to_owned()))
         })
     }
 
-    fn open_first(profiled: bool, tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
+    fn open_first(profiled: bool, kernel_src: Option<&Path>, tell: &dyn Fn(&'static str)) -> Result<Rc<Self>, EngineError> {
         tell("dlopen of libcuda.so.1");
         // SAFETY: loads the driver's library, whose initialisers are as safe as any library's.
         if !unsafe { sys::is_culib_present() } {
@@ -157,11 +168,10 @@ impl Device {
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let units = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let Some((image, packed)) = images::packed(major, minor) else {
+        let Some(packed) = images::packed(major, minor) else {
             let text = format!("CUDA: {name} has compute capability {major}.{minor}; the kernels need 8.0 or later");
             return Err(EngineError::Device(text));
         };
-        let bytes = images::unpack(image, packed)?;
         tell("cuDevicePrimaryCtxRetain");
         // SAFETY: the device exists; the context is current on this thread from here on, and `Device` is not `Send`.
         unsafe {
@@ -171,10 +181,11 @@ impl Device {
         tell("cuStreamCreate");
         let stream = result::stream::create(result::stream::StreamKind::Default).map_err(|e| failed("no stream", e))?;
         tell("cuModuleLoadData");
-        // SAFETY: a whole image that ends with a zero byte.
-        let loaded = unsafe { result::module::load_data(bytes.as_ptr().cast()) };
-        let module =
-            loaded.map_err(|e| failed(&format!("the kernels for {image} do not load on {name}; a newer driver may be needed"), e))?;
+        let loaded = match kernel_src {
+            Some(dir) => images::load_built(&name, packed.0, dir)?,
+            None => images::load(&name, packed)?,
+        };
+        let images::Loaded { module, image, warning } = loaded;
         Ok(Rc::new(Self {
             ordinal,
             module,
@@ -191,6 +202,7 @@ impl Device {
             uuid: result::device::get_uuid(ordinal).ok().map(|uuid| uuid_text(uuid.bytes.map(|b| b as u8))),
             units: u32::try_from(units).ok(),
             image,
+            image_warning: warning,
         }))
     }
 
@@ -212,6 +224,11 @@ impl Device {
     /// The architecture whose kernels are loaded.
     pub fn image(&self) -> &'static str {
         self.image
+    }
+
+    /// What is to be said of the kernels, when they are not the code that is part of the program for this device.
+    pub fn image_warning(&self) -> Option<&Warning> {
+        self.image_warning.as_ref()
     }
 
     /// Whether it is the tests' emulator, whose times mean nothing.

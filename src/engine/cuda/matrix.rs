@@ -1,9 +1,9 @@
 //! Weight matrices on the device, in their stored format: `SpMatrix` of `kernels/sp_matrix.cuh`.
 
-use super::device::{Buffer, Device};
+use super::device::Buffer;
+use super::upload::Upload;
 use crate::engine::EngineError;
 use crate::engine::matrix::{MXFP4_GROUP, Matrix, MatrixFormat, ScaleFormat, TensorBytes};
-use std::rc::Rc;
 
 /// `SpMatrix`: a matrix as a kernel takes it.
 #[repr(C)]
@@ -96,22 +96,22 @@ pub(super) fn planned_bytes(name: &str, m: &Matrix) -> Result<usize, EngineError
 impl DeviceMatrix {
     /// Copies matrices of one shape and format to the device, or has it make those that are made by a recipe.
     pub fn upload<'w>(
-        device: &Rc<Device>,
+        up: &Upload<'_>,
         name: &str,
         matrices: impl ExactSizeIterator<Item = &'w Matrix> + Clone,
     ) -> Result<Self, EngineError> {
         let Some(first) = matrices.clone().next() else { return Err(refused(name, "there is no matrix")) };
         let Layout { form, shifts, scale_bytes } = layout(name, first)?;
-        let codes = device.room(matrices.len() * first.codes().len())?;
-        let scales = if scale_bytes > 0 { Some(device.room(matrices.len() * scale_bytes)?) } else { None };
+        let codes = up.device().room(matrices.len() * first.codes().len())?;
+        let scales = if scale_bytes > 0 { Some(up.device().room(matrices.len() * scale_bytes)?) } else { None };
         for (i, m) in matrices.enumerate() {
             let own = layout(name, m)?;
             if (m.rows(), m.cols(), own.form, own.shifts) != (first.rows(), first.cols(), form, shifts) {
                 return Err(refused(name, &format!("expert {i} is stored in another format than expert 0")));
             }
-            put(&codes, i * first.codes().len(), m.codes())?;
+            put(up, &codes, i * first.codes().len(), m.codes())?;
             if let Some(scales) = &scales {
-                write_scales(scales, i * scale_bytes, m)?;
+                write_scales(up, scales, i * scale_bytes, m)?;
             }
         }
         let int = |n: usize| i32::try_from(n).map_err(|_| refused(name, &format!("{n} rows or columns are too many")));
@@ -128,8 +128,8 @@ impl DeviceMatrix {
     }
 
     /// One matrix.
-    pub fn one(device: &Rc<Device>, name: &str, m: &Matrix) -> Result<Self, EngineError> {
-        Self::upload(device, name, std::iter::once(m))
+    pub fn one(up: &Upload<'_>, name: &str, m: &Matrix) -> Result<Self, EngineError> {
+        Self::upload(up, name, std::iter::once(m))
     }
 
     /// Stored bytes of one matrix, codes and scales.
@@ -149,22 +149,22 @@ impl DeviceMatrix {
 }
 
 /// Copies bytes to the device, or has it make them.
-fn put(to: &Buffer, offset: usize, bytes: &TensorBytes) -> Result<(), EngineError> {
+fn put(up: &Upload<'_>, to: &Buffer, offset: usize, bytes: &TensorBytes) -> Result<(), EngineError> {
     match bytes.recipe() {
-        Some(recipe) => to.fill(offset, &recipe),
-        None => to.write(offset, bytes.as_slice()),
+        Some(recipe) => up.fill(to, offset, &recipe),
+        None => up.write(to, offset, bytes.as_slice()),
     }
 }
 
-fn write_scales(to: &Buffer, offset: usize, m: &Matrix) -> Result<(), EngineError> {
+fn write_scales(up: &Upload<'_>, to: &Buffer, offset: usize, m: &Matrix) -> Result<(), EngineError> {
     match m.format() {
         MatrixFormat::Fp8 { scales, scale_format: ScaleFormat::F32, .. }
         | MatrixFormat::Mxfp4 { scales }
-        | MatrixFormat::Int4 { scales, .. } => put(to, offset, scales),
+        | MatrixFormat::Int4 { scales, .. } => put(up, to, offset, scales),
         MatrixFormat::Fp8 { scales, scale_format, .. } => {
             let count = scales.len() / scale_format.size();
             let wide: Vec<f32> = (0..count).map(|i| scale_format.at(scales.as_slice(), i)).collect();
-            to.write(offset, &wide)
+            up.write(to, offset, &wide)
         }
         _ => Ok(()),
     }

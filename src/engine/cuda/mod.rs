@@ -27,6 +27,7 @@ mod long_ops;
 mod matrix;
 mod moved;
 mod mtp;
+mod nvrtc;
 mod ops;
 mod pass;
 mod pinned;
@@ -42,6 +43,7 @@ mod stream;
 mod symbols;
 mod taps;
 mod timer;
+mod upload;
 mod weights;
 mod workspace;
 
@@ -58,6 +60,7 @@ pub use session::CudaSession;
 pub use sides::CudaSides;
 pub use stream::StreamTimes;
 pub use taps::TapPoint;
+pub use upload::{Loading, Opening, Upload};
 pub use weights::DeviceWeights;
 
 /// Most rows of a window, and of a pass of the kernels that decode.

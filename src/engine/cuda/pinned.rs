@@ -5,9 +5,13 @@ use super::device::{Device, failed};
 use super::timer::Launched;
 use crate::engine::EngineError;
 use cudarc::driver::result;
+use rayon::prelude::*;
 use std::ffi::c_void;
 use std::mem::size_of_val;
 use std::rc::Rc;
+
+/// Bytes that a thread copies at a time.
+const SHARE: usize = 1 << 20;
 
 /// A piece of page-locked memory. Its contents are those of the last copy that was waited for ([`Device::wait`]); what is to be
 /// sent may be changed only when the copy before has been waited for.
@@ -45,6 +49,19 @@ impl Pinned {
         Ok(())
     }
 
+    /// Puts bytes at byte `offset`, many of them by all threads: one reads memory, or a file, slower than the device takes it.
+    pub fn put_by_threads(&self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
+        let to = self.inside(offset, bytes.len())?;
+        // SAFETY: the range was checked, has been written since it was allocated, and does not overlap with `bytes`.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, bytes.len()) };
+        if bytes.len() <= SHARE {
+            to.copy_from_slice(bytes);
+            return Ok(());
+        }
+        to.par_chunks_mut(SHARE).zip(bytes.par_chunks(SHARE)).for_each(|(to, from)| to.copy_from_slice(from));
+        Ok(())
+    }
+
     /// Appends `count` values from byte `offset` on to `values`.
     pub fn append<T: Plain + Default>(&self, offset: usize, count: usize, values: &mut Vec<T>) -> Result<(), EngineError> {
         let begin = values.len();
@@ -58,7 +75,12 @@ impl Pinned {
 
     /// Lets the stream copy `bytes` bytes from byte `offset` on to the beginning of `to`.
     pub fn send(&self, offset: usize, bytes: usize, to: &Buffer) -> Result<(), EngineError> {
-        let (from, to) = (self.inside(offset, bytes)?, to.inside(0, bytes)?);
+        self.send_to(offset, bytes, to.inside(0, bytes)?)
+    }
+
+    /// Lets the stream copy `bytes` bytes from byte `offset` on to the address `to`, which must be inside a buffer with them.
+    pub fn send_to(&self, offset: usize, bytes: usize, to: u64) -> Result<(), EngineError> {
+        let from = self.inside(offset, bytes)?;
         self.device.launch(Launched::copy("memcpy HtoD"), || {
             // SAFETY: both ranges were checked, and neither is freed before the stream has been waited for.
             let sent = unsafe { result::memcpy_htod_async(to, std::slice::from_raw_parts(from, bytes), self.device.stream) };

@@ -3,7 +3,7 @@
 use super::long::longest_pass;
 use super::matrix::planned_bytes;
 use super::workspace;
-use super::{PASS_ROWS, block_space, block_weights, choose, drafted, planned};
+use super::{PASS_ROWS, block_space, block_weights, choose, drafted, planned, upload};
 use crate::engine::dspark::DsparkCheckpoint;
 use crate::engine::matrix::Matrix;
 use crate::engine::sampling::Sampling;
@@ -23,7 +23,7 @@ pub struct MemoryPlan {
     pub states: usize,
     /// Rows of a pass, of the target and of the draft module.
     pub workspace: usize,
-    /// Page-locked memory of the host, which is none of the device's: what copies run to and from.
+    /// Page-locked memory of the host, which is none of the device's: what copies of passes run to and from.
     pub pinned: usize,
     /// Tokens that the caches have room for.
     pub tokens: usize,
@@ -100,6 +100,11 @@ impl MemoryPlan {
         self.weights + self.caches + self.states + self.workspace
     }
 
+    /// All page-locked memory of the host: that of passes, and what weights go through on their way to the device.
+    pub fn page_locked(&self) -> usize {
+        self.pinned + upload::planned_bytes(self.weights)
+    }
+
     /// Refuses a plan that `free` bytes do not hold.
     ///
     /// # Errors
@@ -128,7 +133,7 @@ impl fmt::Display for MemoryPlan {
             show(self.caches),
             show(self.states),
             show(self.workspace),
-            show(self.pinned)
+            show(self.page_locked())
         )
     }
 }

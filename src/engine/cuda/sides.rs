@@ -2,7 +2,7 @@
 
 use super::plan::MemoryPlan;
 use super::taps::TapPoint;
-use super::{CudaMtp, CudaSession, Device, DeviceWeights};
+use super::{CudaMtp, CudaSession, Device, DeviceWeights, Opening, Upload};
 use crate::engine::target::{DraftModule, Inspected, Sides};
 use crate::engine::{EngineError, ModelConfig, ModelWeights};
 use std::rc::Rc;
@@ -19,22 +19,36 @@ pub struct CudaSides<'m> {
 }
 
 impl<'m> CudaSides<'m> {
-    /// Loads a model for timelines of up to `tokens` tokens whose rows are looked at after each part of each layer.
+    /// [`CudaSides::on`], with rows that are looked at after each part of each layer.
     ///
     /// # Errors
-    /// [`EngineError::Device`] when there is no device that can take it.
-    pub fn open(config: &'m ModelConfig, weights: &'m ModelWeights, tokens: usize) -> Result<Self, EngineError> {
+    /// As [`CudaSides::on`].
+    pub fn inspected(
+        device: &Rc<Device>,
+        config: &'m ModelConfig,
+        weights: &'m ModelWeights,
+        tokens: usize,
+        told: &mut dyn FnMut(Opening),
+    ) -> Result<Self, EngineError> {
         let points = (0..config.layers).flat_map(|l| [TapPoint::Attention(l), TapPoint::Layer(l)]).collect();
-        Ok(Self { points, ..Self::on(&Device::open()?, config, weights, tokens)? })
+        Ok(Self { points, ..Self::on(device, config, weights, tokens, told)? })
     }
 
-    /// Loads a model on an open device for timelines of up to `tokens` tokens whose rows nobody looks at.
+    /// Loads a model for timelines of up to `tokens` tokens whose rows nobody looks at.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device cannot take it, with the numbers when memory is short.
-    pub fn on(device: &Rc<Device>, config: &'m ModelConfig, weights: &'m ModelWeights, tokens: usize) -> Result<Self, EngineError> {
-        MemoryPlan::new(config, weights, tokens, weights.mtp.is_some())?.check(device.free_bytes()?)?;
-        let weights = Rc::new(DeviceWeights::upload(device, config, weights)?);
+    pub fn on(
+        device: &Rc<Device>,
+        config: &'m ModelConfig,
+        weights: &'m ModelWeights,
+        tokens: usize,
+        told: &mut dyn FnMut(Opening),
+    ) -> Result<Self, EngineError> {
+        let memory = MemoryPlan::new(config, weights, tokens, weights.mtp.is_some())?;
+        memory.check(device.free_bytes()?)?;
+        told(Opening::Planned(memory));
+        let weights = Rc::new(DeviceWeights::upload(&Upload::new(device, memory.weights, told)?, config, weights)?);
         Ok(Self { device: Rc::clone(device), config, weights, tokens, points: Vec::new() })
     }
 }

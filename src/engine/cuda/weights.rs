@@ -1,11 +1,11 @@
 //! A model's weights on the device, by role; uploaded once and shared by the target and its draft module.
 
-use super::device::{Buffer, Device};
+use super::device::Buffer;
 use super::matrix::DeviceMatrix;
+use super::upload::Upload;
 use crate::engine::weights::{Attention, GatedMlp, LayerWeights, MlaQuery, Mlp, ModelWeights, MoeWeights, MtpWeights};
 use crate::engine::{EngineError, ModelConfig};
 use std::f64::consts::PI;
-use std::rc::Rc;
 
 /// All weights of a model on a device.
 #[derive(Debug)]
@@ -98,18 +98,18 @@ impl DeviceWeights {
     ///
     /// # Errors
     /// [`EngineError::Device`] when memory runs out or a matrix is stored in a way that no kernel reads; it is named.
-    pub fn upload(device: &Rc<Device>, config: &ModelConfig, weights: &ModelWeights) -> Result<Self, EngineError> {
-        let layers = weights.layers.iter().enumerate().map(|(i, w)| layer(device, &format!("layer {i}"), w));
+    pub fn upload(up: &Upload<'_>, config: &ModelConfig, weights: &ModelWeights) -> Result<Self, EngineError> {
+        let layers = weights.layers.iter().enumerate().map(|(i, w)| layer(up, &format!("layer {i}"), w));
         let uploaded = Self {
-            embedding: DeviceMatrix::one(device, "word_embeddings", &weights.embedding)?,
-            final_norm: device.upload(&weights.final_norm)?,
-            head: DeviceMatrix::one(device, "lm_head", &weights.head)?,
+            embedding: DeviceMatrix::one(up, "word_embeddings", &weights.embedding)?,
+            final_norm: up.upload(&weights.final_norm)?,
+            head: DeviceMatrix::one(up, "lm_head", &weights.head)?,
             layers: layers.collect::<Result<_, _>>()?,
-            mtp: weights.mtp.as_ref().map(|w| mtp(device, config, w)).transpose()?,
-            turns: device.upload(&half_turns(config.qk_rope_head_dim, config.rope_theta))?,
+            mtp: weights.mtp.as_ref().map(|w| mtp(up, config, w)).transpose()?,
+            turns: up.upload(&half_turns(config.qk_rope_head_dim, config.rope_theta))?,
         };
-        // Weights that the device makes are made by kernels, which nobody has waited for.
-        device.wait()?;
+        // What fails on the way, or while the device makes it, is said here.
+        up.finish()?;
         Ok(uploaded)
     }
 }
@@ -119,8 +119,8 @@ pub(super) fn half_turns(dim: usize, theta: f64) -> Vec<f64> {
     (0..dim / 2).map(|j| theta.powf(-2.0 * j as f64 / dim as f64) / PI).collect()
 }
 
-fn layer(device: &Rc<Device>, name: &str, w: &LayerWeights) -> Result<DeviceLayer, EngineError> {
-    let one = |what: &str, m| DeviceMatrix::one(device, &format!("{name}, {what}"), m);
+fn layer(up: &Upload<'_>, name: &str, w: &LayerWeights) -> Result<DeviceLayer, EngineError> {
+    let one = |what: &str, m| DeviceMatrix::one(up, &format!("{name}, {what}"), m);
     let attention = match &w.attention {
         Attention::Kda(w) => DeviceAttention::Kda(Box::new(DeviceKda {
             q: one("q_proj", &w.q)?,
@@ -129,24 +129,24 @@ fn layer(device: &Rc<Device>, name: &str, w: &LayerWeights) -> Result<DeviceLaye
             f: one("f_proj", &w.f)?,
             g: one("g_proj", &w.g)?,
             b: one("b_proj", &w.b)?,
-            q_conv: device.upload(&w.q_conv)?,
-            k_conv: device.upload(&w.k_conv)?,
-            v_conv: device.upload(&w.v_conv)?,
-            decay_scale: device.upload(&w.decay_scale)?,
-            dt_bias: device.upload(&w.dt_bias)?,
-            out_norm: device.upload(&w.out_norm)?,
+            q_conv: up.upload(&w.q_conv)?,
+            k_conv: up.upload(&w.k_conv)?,
+            v_conv: up.upload(&w.v_conv)?,
+            decay_scale: up.upload(&w.decay_scale)?,
+            dt_bias: up.upload(&w.dt_bias)?,
+            out_norm: up.upload(&w.out_norm)?,
             out: one("o_proj", &w.out)?,
         })),
         Attention::Mla(w) => {
             let (query, query_low) = match &w.query {
                 MlaQuery::Full(q) => (one("q_proj", q)?, None),
-                MlaQuery::LowRank { a, norm, b } => (one("q_a_proj", a)?, Some((device.upload(norm)?, one("q_b_proj", b)?))),
+                MlaQuery::LowRank { a, norm, b } => (one("q_a_proj", a)?, Some((up.upload(norm)?, one("q_b_proj", b)?))),
             };
             DeviceAttention::Mla(Box::new(DeviceMla {
                 query,
                 query_low,
                 kv_a: one("kv_a_proj_with_mqa", &w.kv_a)?,
-                kv_norm: device.upload(&w.kv_norm)?,
+                kv_norm: up.upload(&w.kv_norm)?,
                 kv_b: one("kv_b_proj", &w.kv_b)?,
                 gate: one("g_proj", &w.gate)?,
                 out: one("dense", &w.out)?,
@@ -154,31 +154,31 @@ fn layer(device: &Rc<Device>, name: &str, w: &LayerWeights) -> Result<DeviceLaye
         }
     };
     let mlp = match &w.mlp {
-        Mlp::Dense(m) => DeviceMlp::Dense(gated(device, name, std::slice::from_ref(m))?),
+        Mlp::Dense(m) => DeviceMlp::Dense(gated(up, name, std::slice::from_ref(m))?),
         Mlp::Moe(MoeWeights { router, bias, experts, shared }) => DeviceMlp::Moe(Box::new(DeviceMoe {
             router: one("router", router)?,
-            bias: device.upload(bias)?,
-            experts: gated(device, &format!("{name}, experts"), experts)?,
-            shared: gated(device, &format!("{name}, shared expert"), std::slice::from_ref(shared))?,
+            bias: up.upload(bias)?,
+            experts: gated(up, &format!("{name}, experts"), experts)?,
+            shared: gated(up, &format!("{name}, shared expert"), std::slice::from_ref(shared))?,
         })),
     };
-    Ok(DeviceLayer { input_norm: device.upload(&w.input_norm)?, post_norm: device.upload(&w.post_norm)?, attention, mlp })
+    Ok(DeviceLayer { input_norm: up.upload(&w.input_norm)?, post_norm: up.upload(&w.post_norm)?, attention, mlp })
 }
 
-pub(super) fn gated(device: &Rc<Device>, name: &str, mlps: &[GatedMlp]) -> Result<DeviceGated, EngineError> {
+pub(super) fn gated(up: &Upload<'_>, name: &str, mlps: &[GatedMlp]) -> Result<DeviceGated, EngineError> {
     Ok(DeviceGated {
-        gate: DeviceMatrix::upload(device, &format!("{name}, gate_proj"), mlps.iter().map(|m| &m.gate))?,
-        up: DeviceMatrix::upload(device, &format!("{name}, up_proj"), mlps.iter().map(|m| &m.up))?,
-        down: DeviceMatrix::upload(device, &format!("{name}, down_proj"), mlps.iter().map(|m| &m.down))?,
+        gate: DeviceMatrix::upload(up, &format!("{name}, gate_proj"), mlps.iter().map(|m| &m.gate))?,
+        up: DeviceMatrix::upload(up, &format!("{name}, up_proj"), mlps.iter().map(|m| &m.up))?,
+        down: DeviceMatrix::upload(up, &format!("{name}, down_proj"), mlps.iter().map(|m| &m.down))?,
     })
 }
 
-fn mtp(device: &Rc<Device>, config: &ModelConfig, w: &MtpWeights) -> Result<DeviceMtp, EngineError> {
+fn mtp(up: &Upload<'_>, config: &ModelConfig, w: &MtpWeights) -> Result<DeviceMtp, EngineError> {
     Ok(DeviceMtp {
-        token_norm: device.upload(&w.token_norm)?,
-        hidden_norm: device.upload(&w.hidden_norm)?,
-        projection: DeviceMatrix::one(device, "draft module, eh_proj", &w.projection)?,
-        layer: layer(device, &format!("layer {}", config.layers), &w.layer)?,
-        final_norm: device.upload(&w.final_norm)?,
+        token_norm: up.upload(&w.token_norm)?,
+        hidden_norm: up.upload(&w.hidden_norm)?,
+        projection: DeviceMatrix::one(up, "draft module, eh_proj", &w.projection)?,
+        layer: layer(up, &format!("layer {}", config.layers), &w.layer)?,
+        final_norm: up.upload(&w.final_norm)?,
     })
 }
