@@ -11,6 +11,8 @@ pub const NOISY_MEAN: f64 = 1.5;
 /// They are noisy, too, when one step's time beyond the median is more than this share of the time of all: it alone moves the mean by that much.
 /// Asked only of at least [`FEW_DECODE_STEPS`] steps; of fewer, any of them is a large share.
 pub const NOISY_STEP_SHARE: f64 = 0.1;
+/// A fit that explains less than this share of the times' variance says nothing of what an expert costs, however narrow its interval.
+pub const MIN_EXPLAINED: f64 = 0.1;
 /// A calibrated time is noisy when its 95 % interval is wider than the time itself, ±50 %.
 pub const NOISY_INTERVAL: f64 = 1.0;
 

@@ -3,6 +3,7 @@
 //! Measured numbers and those of the bytes model are never in one field: everything is measured but [`ByteModel`].
 
 use super::Interval;
+use super::bounds::MIN_EXPLAINED;
 use crate::trace::Component;
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +81,23 @@ pub struct ExpertCost {
     pub unknown_because: Option<String>,
     /// The times and what the fit leaves of them, by rows and union.
     pub residuals: Vec<ResidualPoint>,
+}
+
+/// Why a slope with this interval and this R² is no fact, as half a sentence; `None` where it is one, as far as is known.
+#[must_use]
+pub fn slope_doubt(ci95: Option<Interval>, r2: Option<f64>) -> Option<&'static str> {
+    if ci95.is_some_and(|[low, high]| low <= 0.0 && high >= 0.0) {
+        return Some("not told apart from 0: the times vary for other reasons");
+    }
+    r2.is_some_and(|r2| r2 < MIN_EXPLAINED).then_some("the fit explains next to nothing of the times: no fact")
+}
+
+impl ExpertCost {
+    /// [`slope_doubt`] of this fit.
+    #[must_use]
+    pub fn doubt(&self) -> Option<&'static str> {
+        slope_doubt(self.ci95, self.r2)
+    }
 }
 
 /// Points of one number of rows and of neighbouring unions.

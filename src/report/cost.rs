@@ -2,6 +2,7 @@
 
 use super::table::{self, Column};
 use super::text::range_of;
+use super::wrap::paragraph;
 use crate::metric::bounds::{FEW_DECODE_STEPS, NOISY_TIMES};
 use crate::metric::cost::{ExpertCost, StepCost, TimeSource};
 use crate::metric::{Interval, Report, Unit};
@@ -141,9 +142,9 @@ pub fn experts(cost: &ExpertCost, copy_gb_per_s: Option<f64>) -> Option<String> 
         let (besides, points) = (between(cost.intercept_us_ci95), Unit::Count.show(cost.points as f64));
         text.push_str(&format!(", {} besides{besides}, R² {r2:.2} over {points} layer passes", signed(a)));
     }
-    // An interval that reaches 0 implies any bandwidth.
-    if cost.ci95.is_some_and(|[low, high]| low <= 0.0 && high >= 0.0) {
-        text.push_str("; not told apart from 0: the times vary for other reasons");
+    // A slope that may be 0, or of a line that the times do not follow, implies any bandwidth.
+    if let Some(doubt) = cost.doubt() {
+        text.push_str(&format!("; {doubt}"));
     } else if let Some(implied) = cost.implied_gb_per_s {
         let copy = copy_gb_per_s.map_or_else(String::new, |copy| format!("; a large copy here moves {copy:.1} GB/s"));
         text.push_str(&format!("; as if experts were read at {implied:.1} GB/s{copy}"));
@@ -169,18 +170,31 @@ pub fn bytes(cost: &StepCost) -> Option<String> {
     ))
 }
 
-/// The attribution as a table; empty without times of operations.
+/// Why shares of the difference between the steps say nothing, as a sentence; `None` where they do.
+pub(super) fn shares_doubt(report: &Report) -> Option<&'static str> {
+    let cost = report.cost.as_ref()?;
+    if is_noisy(report) {
+        return Some("the times are noisy: these are means, which a few steps decide, and shares of their difference are left out");
+    }
+    holds_one(cost.step_ratio_ci95).then_some("the whole steps' difference is not told apart from 0: shares of it are left out")
+}
+
+/// The attribution as a table, below it what it does not tell; empty without times of operations.
 pub fn attribution(report: &Report, width: usize) -> String {
     let Some(cost) = report.cost.as_ref().filter(|c| !c.attribution.is_empty()) else { return String::new() };
     let show = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), signed);
-    let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0));
+    let doubt = shares_doubt(report);
+    let percent = |share: Option<f64>| share.filter(|_| doubt.is_none()).map_or_else(|| "-".to_owned(), |s| format!("{:.0} %", s * 100.0));
     let total = cost.verify_step_us.zip(cost.decode_step_us).map(|(verify, decode)| verify - decode);
     let unattributed = cost.unattributed_us.zip(total.filter(|t| *t != 0.0)).map(|(u, t)| u / t);
+    // The split is by the slope of experts.
+    let slope_doubt = report.overall.as_ref().and_then(|o| o.cost.as_ref()?.doubt());
+    let split = cost.experts_split.filter(|_| slope_doubt.is_none());
     // name, decode, verify, difference, share
     let mut rows: Vec<[String; 5]> = Vec::new();
     for a in &cost.attribution {
         rows.push([a.component.as_str().to_owned(), show(a.decode_us), show(a.verify_us), show(a.delta_us), percent(a.share_of_delta)]);
-        if let Some(split) = cost.experts_split.filter(|_| a.component == crate::trace::Component::Experts) {
+        if let Some(split) = split.filter(|_| a.component == crate::trace::Component::Experts) {
             let part = |name: &str, us: f64| {
                 let share = total.filter(|t| *t != 0.0).map(|t| us / t);
                 [format!("  {name}"), String::new(), String::new(), signed(us), percent(share)]
@@ -197,21 +211,28 @@ pub fn attribution(report: &Report, width: usize) -> String {
         show(total),
         percent(total.filter(|t| *t != 0.0).map(|_| 1.0)),
     ]);
+    if let (true, Some(decode), Some(verify)) = (is_noisy(report), cost.decode_step_us_median, cost.verify_step_us_median) {
+        rows.push(["  by medians".to_owned(), time(decode), time(verify), signed(verify - decode), "-".to_owned()]);
+    }
     let cells = |at: usize| rows.iter().map(|row| row[at].clone()).collect::<Vec<_>>();
     let columns = vec![
         Column::new("component").left().cells(cells(0)),
         Column::new("decode").cells(cells(1)),
         Column::new("verify").cells(cells(2)),
         Column::new("difference").cells(cells(3)),
-        Column::new("share").cells(cells(4)),
+        Column::new("share").optional(0).cells(cells(4)),
     ];
-    table::render(columns, width, |_, line| line.to_owned())
+    let split_left_out = (cost.experts_split.is_some() && split.is_none())
+        .then_some("what more experts and what more rows take is left out: the cost per distinct expert is not told");
+    let notes = doubt.into_iter().chain(split_left_out);
+    table::render(columns, width, |_, line| line.to_owned()) + &notes.map(|note| paragraph("", note, width)).collect::<String>()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metric::cost::{AllRows, ContextBucket};
+    use crate::metric::cost::{AllRows, Attribution, ContextBucket, ExpertsSplit};
+    use crate::trace::Component;
     use crate::trace::manifest::Warning;
 
     fn report() -> Report {
@@ -344,6 +365,53 @@ mod tests {
     }
 
     #[test]
+    fn shares_are_shown_of_a_difference_that_is_told() {
+        let of = |component, decode_us: f64, verify_us: f64, share: f64| Attribution {
+            component,
+            decode_us: Some(decode_us),
+            verify_us: Some(verify_us),
+            delta_us: Some(verify_us - decode_us),
+            share_of_delta: Some(share),
+        };
+        let mut report = crate::report::text::tests::report();
+        report.cost = Some(StepCost {
+            attribution: vec![of(Component::Experts, 400.0, 850.0, 0.75), of(Component::Kda, 100.0, 250.0, 0.25)],
+            unattributed_us: Some(0.0),
+            experts_split: Some(ExpertsSplit { union_us: 300.0, shape_us: 150.0 }),
+            step_ratio_ci95: Some([2.0, 2.4]),
+            decode_step_us_median: Some(490.0),
+            verify_step_us_median: Some(980.0),
+            ..measured()
+        });
+        let fit = |ci95| Some(ExpertCost { us_per_expert: Some(3.0), ci95: Some(ci95), r2: Some(0.9), ..ExpertCost::default() });
+        report.overall.as_mut().unwrap().cost = fit([2.0, 4.0]);
+        let text = attribution(&report, 80);
+        assert!(text.contains("share") && text.contains("75 %") && text.contains("more experts") && text.contains("50 %"), "{text}");
+        assert!(!text.contains("left out") && !text.contains("medians"), "{text}");
+        // A slope that may be 0 splits nothing.
+        report.overall.as_mut().unwrap().cost = fit([-2.0, 8.0]);
+        let text = attribution(&report, 80);
+        assert!(
+            text.contains("75 %") && !text.contains("  more experts") && text.contains("what more experts and what more rows"),
+            "{text}"
+        );
+        // A difference that may be 0 has no shares.
+        report.cost.as_mut().unwrap().step_ratio_ci95 = Some([0.9, 4.0]);
+        let text = attribution(&report, 80);
+        assert!(!text.contains('%') && text.contains("is not told apart from 0: shares of it are left out"), "{text}");
+        // Nor has one of noisy means, which stand beside medians.
+        report.cost.as_mut().unwrap().step_ratio_ci95 = Some([2.0, 2.4]);
+        report.warnings.push(Warning::new(NOISY_TIMES, "a step of 9 s"));
+        let text = attribution(&report, 80);
+        assert!(!text.contains('%') && text.contains("the times are noisy") && text.contains("by medians"), "{text}");
+        assert!(text.contains("490 µs") && text.contains("980 µs") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(
+            !table::markdown(&crate::report::tables::all(&report).into_iter().find(|t| t.name == "attribution").unwrap().columns)
+                .contains("75")
+        );
+    }
+
+    #[test]
     fn the_slope_has_its_unit_and_its_doubt() {
         let cost = ExpertCost {
             us_per_expert: Some(36.0),
@@ -362,9 +430,14 @@ mod tests {
         );
         let sure = ExpertCost { intercept_us_ci95: Some([-2.5, -1.25]), ..cost.clone() };
         assert!(experts(&sure, None).unwrap().contains(", -1.50 µs besides (95 %: -2.50 µs to -1.25 µs), R² 0.97"));
-        let noise = ExpertCost { ci95: Some([-5.0, 77.0]), ..cost };
+        let noise = ExpertCost { ci95: Some([-5.0, 77.0]), ..cost.clone() };
         let text = experts(&noise, Some(250.0)).unwrap();
         assert!(text.contains("-5.00 µs to 77.0 µs") && text.contains("not told apart from 0") && !text.contains("GB/s"), "{text}");
+        // A narrow interval of a line that the times do not follow.
+        let flat = ExpertCost { ci95: Some([35.0, 37.0]), r2: Some(0.004), ..noise.clone() };
+        let text = experts(&flat, Some(250.0)).unwrap();
+        assert!(text.contains("R² 0.00") && text.ends_with("the fit explains next to nothing of the times: no fact"), "{text}");
+        assert!(!text.contains("GB/s"), "{text}");
         let unknown = ExpertCost { unknown_because: Some("collinear".into()), ..ExpertCost::default() };
         assert_eq!(experts(&unknown, None).unwrap(), "cost per expert unknown: collinear");
         assert_eq!(experts(&ExpertCost::default(), None), None);

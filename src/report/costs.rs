@@ -24,9 +24,14 @@ pub struct Slopes {
     pub ci95: Option<[Interval; 2]>,
 }
 
+/// A time and half its interval as a share of it; the interval's ends where half of it is as much as the time, which would be below 0.
 fn us(time: Timed) -> String {
-    let spread = time.ci95.map_or_else(String::new, |[low, high]| format!(" ±{:.0} %", 50.0 * (high - low) / time.us));
-    Unit::Microseconds.show(time.us) + &spread
+    let show = |us: f64| Unit::Microseconds.show(us);
+    let spread = time.ci95.map_or_else(String::new, |[low, high]| match 50.0 * (high - low) / time.us {
+        half if half < 100.0 => format!(" ±{half:.0} %"),
+        _ => format!(" ({} to {})", show(low), show(high)),
+    });
+    show(time.us) + &spread
 }
 
 /// A slope's interval in brackets.
@@ -86,12 +91,15 @@ pub fn text(table: &CostTable, slopes: Result<&Slopes, &str>, options: &TextOpti
     }
     let cost = match slopes {
         Ok(s) => format!(
-            "{}{} for each distinct expert in a layer, {}{} for each further row{}",
+            "{}{} for each distinct expert in one layer, {}{} a pass, of all layers, for each further row{}",
             Unit::Microseconds.show(s.per_expert),
             between(s.ci95.map(|both| both[0])),
             Unit::Microseconds.show(s.per_row),
             between(s.ci95.map(|both| both[1])),
-            s.r2.map_or_else(String::new, |r2| format!(" (least squares over {} cells, R² {r2:.2})", table.cells.len()))
+            s.r2.map_or_else(String::new, |r2| format!(
+                " (least squares over {} cells, weighed by their intervals, R² {r2:.2})",
+                table.cells.len()
+            ))
         ),
         Err(why) => format!("for each expert unknown: {why}"),
     };

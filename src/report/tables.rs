@@ -4,9 +4,10 @@ use super::bars::{bar, spark};
 use super::lookup::{interval, json, number};
 use super::table::Column;
 use super::wrap::plain;
-use super::{sections, shapes};
+use super::{cost, sections, shapes};
 use crate::metric::Unit;
 use crate::metric::advice::DraftLength;
+use crate::metric::cost::slope_doubt;
 use crate::metric::report::{LayerReport, Load, Report, WindowStats};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -99,6 +100,16 @@ fn all_layers(report: &Report) -> Option<LayerRow<'_>> {
     Some(LayerRow { name: "all".into(), k: all.k, stats: &all.stats, load: all.load, cost, time })
 }
 
+/// Its µs for each distinct expert.
+fn slope(row: &LayerRow<'_>) -> Option<f64> {
+    number(&row.cost, &["us_per_expert"])
+}
+
+/// Whether that is known and no fact.
+pub fn is_slope_doubtful(row: &LayerRow<'_>) -> bool {
+    slope(row).is_some() && slope_doubt(interval(&row.cost, &["ci95"]), number(&row.cost, &["r2"])).is_some()
+}
+
 /// The table of layers.
 pub fn layers(rows: &[LayerRow<'_>], look: Look) -> Vec<Column> {
     let (unicode, most) = (look.unicode, look.most.unwrap_or_default());
@@ -132,8 +143,11 @@ pub fn layers(rows: &[LayerRow<'_>], look: Look) -> Vec<Column> {
         numbers("wasted", "wasted_mean", &|r| r.stats.wasted_mean, &two),
         numbers("reuse", "step_reuse", &|r| r.stats.step_reuse, &percent).optional(8),
         numbers("lag 1", "lag_1_overlap_frac", &|r| r.stats.lag_overlap_frac.as_ref()?.get(1).copied(), &percent).optional(7),
-        numbers(if unicode { "µs/expert" } else { "us/expert" }, "us_per_expert", &|r| number(&r.cost, &["us_per_expert"]), &two)
-            .optional(12),
+        // People see no slope that is no fact; machines have it with its interval.
+        Column::new(if unicode { "µs/expert" } else { "us/expert" })
+            .optional(12)
+            .cells(rows.iter().map(|r| slope(r).filter(|_| !is_slope_doubtful(r)).map_or_else(|| "-".to_owned(), two)))
+            .numbers("us_per_expert", rows.iter().map(slope)),
         numbers("eff. experts", "effective_experts", &|r| Some(r.load?.effective_experts), &whole).optional(0),
         Column::new("by row")
             .left()
@@ -237,26 +251,32 @@ fn shortened(id: &str) -> String {
 
 /// The components, what no component explains, and the whole step.
 fn attribution(report: &Report) -> Vec<Column> {
-    let Some(cost) = report.cost.as_ref().filter(|cost| !cost.attribution.is_empty()) else { return Vec::new() };
-    let whole = cost.verify_step_us.zip(cost.decode_step_us).map(|(verify, decode)| verify - decode);
+    let Some(steps) = report.cost.as_ref().filter(|cost| !cost.attribution.is_empty()) else { return Vec::new() };
+    let whole = steps.verify_step_us.zip(steps.decode_step_us).map(|(verify, decode)| verify - decode);
     let share = |part: Option<f64>| part.zip(whole.filter(|w| *w != 0.0)).map(|(part, whole)| part / whole);
     // name; decode, verify, difference, share
     let mut rows: Vec<(&str, [Option<f64>; 4])> =
-        cost.attribution.iter().map(|a| (a.component.as_str(), [a.decode_us, a.verify_us, a.delta_us, a.share_of_delta])).collect();
-    rows.push(("unattributed", [None, None, cost.unattributed_us, share(cost.unattributed_us)]));
-    rows.push(("whole step", [cost.decode_step_us, cost.verify_step_us, whole, share(whole)]));
+        steps.attribution.iter().map(|a| (a.component.as_str(), [a.decode_us, a.verify_us, a.delta_us, a.share_of_delta])).collect();
+    rows.push(("unattributed", [None, None, steps.unattributed_us, share(steps.unattributed_us)]));
+    rows.push(("whole step", [steps.decode_step_us, steps.verify_step_us, whole, share(whole)]));
     let names = || rows.iter().map(|(name, _)| (*name).to_owned());
     let of = |at: usize| rows.iter().map(|(_, values)| values[at]).collect::<Vec<_>>();
     let micros = |title: &str, key: &str, at: usize| {
         let texts: Vec<String> = of(at).into_iter().map(|v| v.map_or_else(|| "-".to_owned(), |v| format!("{v:.1}"))).collect();
         Column::new(title).cells(texts).numbers(key, of(at))
     };
+    let shares = column("share of it", "share_of_delta", Unit::Share, of(3));
+    // Machines have them in any case.
+    let shares = match cost::shares_doubt(report) {
+        Some(_) => shares.optional(0).cells(rows.iter().map(|_| "-".to_owned())),
+        None => shares,
+    };
     vec![
         Column::new("component").left().cells(names()).words("component", names()),
         micros("decode step, µs", "decode_us", 0),
         micros("verify step, µs", "verify_us", 1),
         micros("more, µs", "delta_us", 2),
-        column("share of it", "share_of_delta", Unit::Share, of(3)),
+        shares,
     ]
 }
 

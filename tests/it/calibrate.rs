@@ -186,7 +186,7 @@ fn the_built_in_model_is_measured_and_the_table_serves_advice_and_rates() {
     let (code, text, _) = run(dir.path(), &args);
     assert!(code == 0 && text.contains("calibrated") && text.contains("a pass of 1 row; a draft"), "{text}");
     // Seven passes a cell are enough for intervals of the slopes, whatever they are on this machine.
-    assert!(text.contains("for each distinct expert in a layer") && text.contains("(95 %: "), "{text}");
+    assert!(text.contains("for each distinct expert in one layer") && text.contains("(95 %: "), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
 
     // Rates are the passes' times turned over.

@@ -5,7 +5,7 @@ use crate::analysis::Options;
 use crate::analysis::cost::regression::{Plane, plane};
 use crate::analysis::stats::{normals, percentile_interval};
 use crate::metric::advice::CostSource;
-use crate::metric::costs::{CostTable, Timed};
+use crate::metric::costs::{Cell, CostTable, Timed};
 use crate::metric::{Interval, Unit};
 use crate::trace::manifest::{Manifest, ModelShape};
 use rayon::prelude::*;
@@ -15,8 +15,11 @@ const MIN_R2: f64 = 0.5;
 /// Times that are drawn for the intervals of slopes, at most: of a table of very many cells there are fewer resamples.
 const MAX_DRAWN: usize = 1 << 25;
 
-/// What a table's passes cost: µs for each distinct expert in one layer, µs for each further row, and the share of the variance that the
-/// two explain; the plane of least squares through the cells' medians.
+/// A cell's time is taken to be at least so unsure, as a share of it: intervals of a few passes' medians may be narrow by chance.
+const LEAST_DEVIATION: f64 = 0.01;
+
+/// What a table's passes cost: µs for each distinct expert in one layer, µs a pass of all layers for each further row, and the share of the
+/// variance that the two explain; the plane of least squares through the cells' medians, weighed by [`weights`].
 ///
 /// With cells of (W, U) = (1, 2), (2, 4), (3, 2), (3, 6) at 10, 15, 12 and 20 µs in two layers, 2 µs an expert and 1 µs a row meet all
 /// four; an expert in one layer is half of it.
@@ -28,9 +31,27 @@ pub fn slopes(table: &CostTable) -> Result<(f64, f64, Option<f64>), &'static str
         return Err("fewer than four cells were measured");
     }
     let k = f64::from(table.model.experts_per_token);
-    let points = table.cells.iter().filter_map(|c| Some([f64::from(c.union) - k, f64::from(c.rows) - 1.0, c.pass?.us]));
-    let Plane { b, c, r2 } = plane(points)?;
+    let point = |(c, v): (&Cell, &f64)| Some([f64::from(c.union) - k, f64::from(c.rows) - 1.0, c.pass?.us, *v]);
+    let points: Vec<[f64; 4]> = table.cells.iter().zip(&weights(table)).filter_map(point).collect();
+    let Plane { b, c, r2 } = plane(&points)?;
     Ok((b / f64::from(table.model.moe_layers), c, r2))
+}
+
+/// How much each cell counts: with the standard deviation σ of its time t, that of [`deviation`],
+///
+/// ```text
+/// v = 1 / max(σ, 0.01 t)²
+/// ```
+///
+/// or 1 for every cell where some time has no interval: nobody says then which are sure. A cell of 100 µs (96.08 to 103.92) has σ = 2 µs
+/// and v = 1/4, one of 100 µs (100 to 492) σ = 100 µs and v = 1/10 000, one of 100 µs (100 to 100) v = 1.
+fn weights(table: &CostTable) -> Vec<f64> {
+    let weight = |c: &Cell| {
+        let pass = c.pass?;
+        let sure = deviation(&pass)?.max(LEAST_DEVIATION * pass.us);
+        Some(sure.powi(-2)).filter(|v| v.is_finite() && *v > 0.0)
+    };
+    table.cells.iter().map(weight).collect::<Option<_>>().unwrap_or_else(|| vec![1.0; table.cells.len()])
 }
 
 /// Whether a table says something of a trace: both are of a model of the same shape and format.
@@ -72,10 +93,15 @@ fn word(n: Option<u32>) -> String {
 
 /// What a table's steps cost, by its times or by others in their place: `passes` are those of the cells, in their order. The decode step is its
 /// cell of one row and k experts; fixed = decode - per_expert k layers - per_row, so that it costs that.
-fn coefficients(table: &CostTable, passes: &[f64], per_draft: impl Fn(f64) -> f64) -> Option<(Coefficients, Option<f64>)> {
+fn coefficients(
+    table: &CostTable,
+    (passes, weights): (&[f64], &[f64]),
+    per_draft: impl Fn(f64) -> f64,
+) -> Option<(Coefficients, Option<f64>)> {
     let k = f64::from(table.model.experts_per_token);
-    let points = table.cells.iter().zip(passes).map(|(c, &us)| [f64::from(c.union) - k, f64::from(c.rows) - 1.0, us]);
-    let Plane { b, c: per_row, r2 } = plane(points).ok()?;
+    let cells = table.cells.iter().zip(weights);
+    let points: Vec<[f64; 4]> = cells.zip(passes).map(|((c, &v), &us)| [f64::from(c.union) - k, f64::from(c.rows) - 1.0, us, v]).collect();
+    let Plane { b, c: per_row, r2 } = plane(&points).ok()?;
     let layers = f64::from(table.model.moe_layers);
     let per_expert = b / layers;
     let decode = *passes.get(table.cells.iter().position(|c| c.rows == 1 && c.union == table.model.experts_per_token)?)?;
@@ -124,6 +150,7 @@ pub fn draws(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>, op
     let drafting = Drafting::of(table, manifest, draft_cost).ok()?;
     let timed = timed(table)?;
     let deviations: Vec<f64> = timed.iter().map(deviation).collect::<Option<_>>()?;
+    let weights = weights(table);
     let of_draft = match drafting {
         Drafting::Share(_) => 0.0,
         Drafting::Timed(draft) => deviation(&draft)?,
@@ -132,7 +159,7 @@ pub fn draws(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>, op
         let normal = normals((resample, options.seed), table.cells.len() + 1);
         let passes: Vec<f64> = timed.iter().zip(&deviations).zip(&normal).map(|((pass, sd), z)| pass.us + sd * z).collect();
         let more = of_draft * normal.last().copied().unwrap_or_default();
-        let (costs, _) = coefficients(table, &passes, |decode| drafting.us(decode) + more)?;
+        let (costs, _) = coefficients(table, (&passes, &weights), |decode| drafting.us(decode) + more)?;
         costs.are_costs().then_some(costs)
     };
     Some((0..options.resamples).into_par_iter().map(draw).collect())
@@ -142,12 +169,13 @@ pub fn draws(table: &CostTable, manifest: &Manifest, draft_cost: Option<f64>, op
 /// time has no interval, or there are no slopes.
 pub fn slope_intervals(table: &CostTable, options: &Options) -> Option<[Interval; 2]> {
     slopes(table).ok()?;
-    let timed = timed(table)?;
+    let (timed, weights) = (timed(table)?, weights(table));
     let deviations: Vec<f64> = timed.iter().map(deviation).collect::<Option<_>>()?;
     let draw = |resample: usize| {
         let normal = normals((resample, options.seed), table.cells.len() + 1);
         let passes: Vec<f64> = timed.iter().zip(&deviations).zip(&normal).map(|((pass, sd), z)| pass.us + sd * z).collect();
-        coefficients(table, &passes, |_| 0.0).map_or_else(|| vec![f64::NAN; 2], |(costs, _)| vec![costs.per_expert, costs.per_row])
+        coefficients(table, (&passes, &weights), |_| 0.0)
+            .map_or_else(|| vec![f64::NAN; 2], |(costs, _)| vec![costs.per_expert, costs.per_row])
     };
     let resamples = options.resamples.min(MAX_DRAWN / table.cells.len().max(1)).max(100);
     let draws: Vec<Vec<f64>> = (0..resamples).into_par_iter().map(draw).collect();
@@ -170,7 +198,7 @@ impl StepCost {
         let timed = timed(table).ok_or("some of the table's cells have no time")?;
         let passes: Vec<f64> = timed.iter().map(|pass| pass.us).collect();
         let per_draft = |decode| drafting.as_ref().map_or(0.0, |d| d.us(decode));
-        let (coefficients, r2) = coefficients(table, &passes, per_draft).ok_or("the table has no decode pass")?;
+        let (coefficients, r2) = coefficients(table, (&passes, &weights(table)), per_draft).ok_or("the table has no decode pass")?;
         let Coefficients { decode, per_expert, per_row, per_draft, .. } = coefficients;
         if per_expert <= 0.0 {
             return Err("the calibrated time per distinct expert is not above 0; calibrate on an idle machine, with more --repeats".into());
@@ -187,8 +215,8 @@ impl StepCost {
         drafting?;
         let us = |us: f64| Unit::Microseconds.show(us);
         let mut assumptions = vec![format!(
-            "calibrated, {} on {}: {} a decode pass after {} tokens of context, {} for each distinct expert and {} for each further row (least \
-             squares over {} cells{}), {} a draft; choosing tokens and commit are not in it",
+            "calibrated, {} on {}: {} a decode pass after {} tokens of context, {} for each distinct expert in one layer and {} a pass, of all \
+             layers, for each further row (least squares over {} cells{}), {} a draft; choosing tokens and commit are not in it",
             table.engine,
             table.device,
             us(decode),
@@ -217,7 +245,7 @@ impl StepCost {
 pub(super) mod tests {
     use super::*;
     use crate::analysis::tests::memory::manifest;
-    use crate::metric::costs::{Cell, MeasuredModel, SCHEMA};
+    use crate::metric::costs::{MeasuredModel, SCHEMA};
     use proptest::prelude::*;
 
     pub fn table(cells: &[(u16, u16, f64)]) -> CostTable {
@@ -277,6 +305,26 @@ pub(super) mod tests {
         near(StepCost::calibrated(&table, &manifest, 3, Some(0.5)).unwrap().coefficients.per_draft, 5.0);
         "eagle".clone_into(&mut manifest.drafter.kind);
         assert!(StepCost::calibrated(&table, &manifest, 4, None).unwrap_err().contains("a draft by eagle"));
+    }
+
+    #[test]
+    fn a_cell_that_is_not_sure_spoils_no_plane() {
+        // Five cells on a plane of 1 µs an expert and layer and 3 µs a row, known to 2 %, and a sixth that preemption made 400 µs too long.
+        let plane = [(1, 2), (2, 2), (2, 4), (3, 2), (3, 6)]
+            .map(|(rows, union)| (rows, union, 96.0 + 2.0 * f64::from(union) + 3.0 * f64::from(rows - 1)));
+        let mut table = table(&[&plane[..], &[(3, 4, 510.0)]].concat());
+        let unweighted = slopes(&table).unwrap();
+        assert!((unweighted.1 - 3.0).abs() > 20.0, "{unweighted:?}");
+        let interval = |pass: &mut Timed, high: f64| pass.ci95 = Some([pass.us - 3.92, high]);
+        table.cells.iter_mut().filter_map(|c| c.pass.as_mut()).for_each(|pass| interval(pass, pass.us + 3.92));
+        interval(table.cells[5].pass.as_mut().unwrap(), 4500.0);
+        let v = weights(&table);
+        assert!((v[0] - 0.25).abs() < 1e-12 && v[5] < 1e-6, "{v:?}");
+        let (per_expert, per_row, r2) = slopes(&table).unwrap();
+        assert!((per_expert - 1.0).abs() < 0.01 && (per_row - 3.0).abs() < 0.02 && r2.unwrap() > 0.95, "{per_expert} {per_row} {r2:?}");
+        // What is drawn is weighed alike: the bad cell's width does not come back by the intervals.
+        let [of_expert, of_row] = slope_intervals(&table, &Options { resamples: 400, seed: 5 }).unwrap();
+        assert!(of_expert[1] - of_expert[0] < 4.0 && of_row[1] - of_row[0] < 10.0, "{of_expert:?} {of_row:?}");
     }
 
     /// Times that a loaded machine can give, by which more rows or experts would cost less.

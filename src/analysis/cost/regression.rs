@@ -133,13 +133,21 @@ fn solve(s: &Centred) -> Result<Slopes, Unknown> {
     Ok(Slopes { b: (s.ut * s.ww - s.wt * s.uw) / determinant, c: Some((s.wt * s.uu - s.ut * s.uw) / determinant) })
 }
 
-/// The plane T = a + b U + c W through points of U, W and T, in their own units; c is 0 where W does not vary.
+/// The plane T = a + b U + c W through points of U, W, T and a weight, in their own units; c is 0 where W does not vary. Weights are divided
+/// by their mean v̄, so that points still count: S_xy = Σ v/v̄ (x - x̄)(y - ȳ), about weighed means.
 ///
 /// # Errors
 /// Why there is no such plane, as half a sentence.
-pub(in crate::analysis) fn plane(points: impl Iterator<Item = [f64; 3]>) -> Result<Plane, &'static str> {
+pub(in crate::analysis) fn plane(points: &[[f64; 4]]) -> Result<Plane, &'static str> {
     let mut moments = Moments::default();
-    points.for_each(|[u, w, t]| moments.add(u, w, t));
+    let mean = points.iter().map(|[.., v]| v).sum::<f64>() / points.len().max(1) as f64;
+    for &[u, w, t, v] in points {
+        let mut one = Moments::default();
+        one.add(u, w, t);
+        for (sum, x) in moments.0.iter_mut().zip(one.0) {
+            *sum += v / mean * x;
+        }
+    }
     let centred = Centred::of(&moments);
     let slopes = solve(&centred).map_err(Unknown::reason)?;
     Ok(Plane { b: slopes.b, c: slopes.c.unwrap_or(0.0), r2: r2(&centred, slopes) })

@@ -28,7 +28,12 @@ pub fn sections(report: &Report) -> Vec<Section> {
             id: "cost",
             title: "Cost",
             intro: format!("What a verify step takes more than a plain decode step, and why.{said}{emulated}"),
-            figures: vec![attribution(&cost), scatter(report), cost_by_layer(report), telemetry(report)],
+            figures: vec![
+                attribution(&cost, words::shares_doubt(report).is_some()),
+                scatter(report),
+                cost_by_layer(report),
+                telemetry(report),
+            ],
         },
         Section {
             id: "draft-length",
@@ -55,7 +60,8 @@ fn micros(v: f64) -> String {
     format!("{} µs", short(v))
 }
 
-fn attribution(cost: &Value) -> Figure {
+/// `unsure`: whether the difference is one of noisy means, or may be 0.
+fn attribution(cost: &Value, unsure: bool) -> Figure {
     let (id, title) = ("attribution", "From a decode step to a verify step");
     let why = "Not known: the trace has no times by component of both decode and verify steps; record with --baseline-steps.";
     let parts = list(cost, "attribution");
@@ -68,7 +74,8 @@ fn attribution(cost: &Value) -> Figure {
     deltas.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
     let largest = deltas.first().map_or_else(String::new, |(name, delta)| format!("; the largest part is {name}, {}", micros(*delta)));
     let ratio = number(cost, &["step_ratio"]).map_or_else(String::new, |r| format!(", {r:.2} times as long"));
-    let reading = format!("A verify step takes {} where a decode step takes {}{ratio}{largest}.", micros(verify), micros(decode));
+    let doubt = if unsure { " The difference is noisy, or not told apart from 0; its parts are no facts." } else { "" };
+    let reading = format!("A verify step takes {} where a decode step takes {}{ratio}{largest}.{doubt}", micros(verify), micros(decode));
     // What is in no component is shown as such, so that the bars lead from one total to the other.
     let rest = verify - decode - deltas.iter().map(|d| d.1).sum::<f64>();
     deltas.push(("not attributed".to_owned(), rest));

@@ -8,6 +8,7 @@ use crate::report::shapes;
 use crate::report::table::{self, Column};
 use crate::report::tables::{self, LayerRow, Look};
 use crate::report::words::counted;
+use crate::report::wrap::paragraph;
 use anstyle::AnsiColor;
 
 impl View<'_> {
@@ -87,7 +88,15 @@ impl View<'_> {
             Some(layer) if worst.contains(&layer.layer) => self.paint(red, line),
             _ => line.to_owned(),
         };
-        out.push_str(&table::render(self.columns(&shown, &worst), self.options.width, color));
+        let table = table::render(self.columns(&shown, &worst), self.options.width, color);
+        let doubtful = shown.iter().any(|l| tables::is_slope_doubtful(&LayerRow::of(l)));
+        let note = table.lines().next().is_some_and(|titles| titles.contains("/expert")) && doubtful;
+        out.push_str(&table);
+        if note {
+            let per_expert = if self.options.unicode { "µs/expert" } else { "us/expert" };
+            let text = format!("{per_expert} -: the slope is not told apart from 0, or explains next to nothing of the times");
+            out.push_str(&paragraph("", &text, self.options.width));
+        }
         if shown.len() < self.report.layers.len() {
             out.push_str(&format!("{} of {} routed layers shown; all with --per-layer\n", shown.len(), self.report.layers.len()));
         }
