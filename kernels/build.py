@@ -1,6 +1,6 @@
 """Compiles the kernels for every architecture with the pinned NVRTC and reports registers, spills and shared memory.
 
-    build.py            writes prebuilt/*.cubin.gz, prebuilt/kernels.ptx.gz and prebuilt/report.json
+    build.py            writes prebuilt/*.cubin.gz, prebuilt/kernels.ptx.gz, prebuilt/report.json and registers.md
     build.py --check    compiles again and compares; exit 1 names what differs
 
 One image an architecture holds all kernels. A device loads the image of its compute capability's major (sm_80 serves 8.x below 8.9,
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PREBUILT = HERE / "prebuilt"
+PREBUILT, TABLE = HERE / "prebuilt", HERE / "registers.md"
 WHEEL, VERSION = "nvidia-cuda-nvrtc-cu12", "12.9.86"
 CUBINS = ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"]
 PTX = "compute_80"
@@ -28,6 +28,17 @@ PTX = "compute_80"
 OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"]
 # Kernels that run once a step or less: a spill there costs nothing that matters.
 PER_STEP = {"sample", "draw", "accept_greedy", "accept_sampled", "advance", "argmax"}
+
+# How many blocks of a kernel's launch bounds have to fit the registers of a multiprocessor: an upper bound of its registers. The first pattern
+# that is the whole name counts. Products keep a sum for every row and output in registers: the more rows, the fewer blocks.
+RESIDENT = [
+    (r"(dense|experts)_\w+_r16|dense_f32_rows|mla_query_rows_\w+", 2),
+    (r"(dense|experts)_\w+_r4|dense_tiles_\w+|mla_prefill|mla_value_rows_\w+|moe_sort|sample", 3),
+    (r"\w+", 4),
+]
+# Of each of these architectures; a warp's are given out in units of 8 a thread.
+REGISTERS = 65536
+BOUNDS = re.compile(r"__launch_bounds__\((\d+)(?:, \d+)?\)\s+(\w+)\(")
 
 
 def load():
@@ -98,7 +109,7 @@ def build():
     """Images by file name, and the report."""
     files = {p.name: p.read_text() for p in sorted([*HERE.glob("*.cu"), *HERE.glob("*.cuh")])}
     source = "".join(f'#include "{name}"\n' for name in files if name.endswith(".cu"))
-    kernels = sorted(re.findall(r"__launch_bounds__\(\d+(?:, \d+)?\)\s+(\w+)\(", "".join(files.values())))
+    kernels = sorted(threads_of())
     compiler, images, report, targets = Compiler(), {}, {}, [*CUBINS, PTX]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = list(pool.map(lambda arch: compiler.compile(arch, source, files), targets))
@@ -122,9 +133,51 @@ def spills(report):
                 yield f"{name}: {kernel}: {r}"
 
 
+def threads_of():
+    """Threads of a block by kernel, as its launch bounds say."""
+    return {name: int(threads) for p in sorted(HERE.glob("*.cu")) for threads, name in BOUNDS.findall(p.read_text())}
+
+
+def blocks(kernel):
+    """Blocks of a kernel that have to fit a multiprocessor's registers."""
+    return next(n for pattern, n in RESIDENT if re.fullmatch(pattern, kernel))
+
+
+def bound(kernel, threads):
+    """The most registers a thread may have: a multiple of 8, 255 at most."""
+    return min(REGISTERS // (blocks(kernel) * threads) // 8 * 8, 255)
+
+
+def over(report, threads):
+    """Kernels with more registers than their bound."""
+    for name, entry in report["images"].items():
+        for kernel, r in entry.get("kernels", {}).items():
+            most = bound(kernel, threads[kernel])
+            if r["registers"] is None or r["registers"] > most:
+                yield f"{name}: {kernel}: {r['registers']} registers, more than {most}: {blocks(kernel)} blocks of {threads[kernel]} threads do not fit"
+
+
+def table(report, threads):
+    """Registers, static shared memory and spills by kernel and architecture, in Markdown."""
+    images = {n.removesuffix(".cubin"): e["kernels"] for n, e in report["images"].items() if "kernels" in e}
+    lines = ["# Registers of the kernels", "",
+             f"Written by `build.py` from what {report['compiler']} reports; `build.py --check` compares it. Registers a thread; *bound*: the most, so",
+             "that as many blocks of the launch bounds' threads as *blocks* says fit the 65536 registers of a multiprocessor. `+N sh`: bytes of static shared",
+             "memory; `+N sp`: bytes of spill stores and loads. Dynamic shared memory is in the heads of the sources.", "",
+             f"| kernel | threads | blocks | bound | {' | '.join(images)} |", "|---|---|---|---|" + "---|" * len(images)]
+    for kernel, count in sorted(threads.items()):
+        cells = []
+        for found in images.values():
+            r = found[kernel]
+            spilled = r["spill_stores"] + r["spill_loads"]
+            cells.append(f"{r['registers']}" + (f" +{r['static_shared']} sh" if r["static_shared"] else "") + (f" +{spilled} sp" if spilled else ""))
+        lines.append(f"| `{kernel}` | {count} | {blocks(kernel)} | {bound(kernel, count)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main():
-    images, report = build()
-    failed = list(spills(report))
+    (images, report), threads = build(), threads_of()
+    failed = [*spills(report), *over(report, threads)]
     if "--check" in sys.argv:
         old = json.loads((PREBUILT / "report.json").read_text())
         if old != report:
@@ -134,6 +187,8 @@ def main():
             failed.append("prebuilt/report.json is not that of the sources: run kernels/build.py")
         failed += [f"prebuilt/{n}.gz is not that of the sources: run kernels/build.py" for n, image in images.items()
                    if not (PREBUILT / f"{n}.gz").exists() or gzip.decompress((PREBUILT / f"{n}.gz").read_bytes()) != image]
+        if not TABLE.exists() or TABLE.read_text() != table(report, threads):
+            failed.append("registers.md is not that of the sources: run kernels/build.py")
         known = {"report.json", *(f"{n}.gz" for n in images)}
         failed += [f"prebuilt/{p.name} is made by nobody" for p in sorted(PREBUILT.iterdir()) if p.name not in known]
     else:
@@ -141,10 +196,12 @@ def main():
         for name, image in images.items():
             (PREBUILT / f"{name}.gz").write_bytes(gzip.compress(image, 9, mtime=0))
         (PREBUILT / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        TABLE.write_text(table(report, threads))
     stored = sum(p.stat().st_size for p in PREBUILT.iterdir())
     print(f"{len(images)} images, {stored} bytes stored, {len(next(iter(report['images'].values()))['kernels'])} kernels")
     if failed:
         sys.exit("\n".join(failed))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -23,20 +23,27 @@ SP_DEVICE void sp_dots(
     float acc[OUT * ROWS];
 #pragma unroll
     for (int i = 0; i < OUT * ROWS; i++) acc[i] = 0.0f;
-#pragma unroll 1
-    for (int c = lane; c < chunks; c += 32) {
-        u32 words[OUT][F::WORDS];
-        float scale[OUT];
+    // Loads of DEPTH chunks are on their way while one is used: a launch with few warps an SM, as most projections are, waits for memory once
+    // where it would wait DEPTH times. Many rows leave no registers for more. Moving the words along is cheaper than as many copies of the loop.
+    const int DEPTH = ROWS <= 4 ? 4 : 2;
+    u32 words[DEPTH][OUT][F::WORDS];
+    float scale[DEPTH][OUT];
+    auto fetch = [&](int c, u32(&to)[OUT][F::WORDS], float(&factor)[OUT]) {
 #pragma unroll
         for (int o = 0; o < OUT; o++) {
 #pragma unroll
-            for (int i = 0; i < F::WORDS; i++) words[o][i] = 0;
-            scale[o] = 1.0f;
-            if (there[o]) {
-                F::load(codes[o], c * F::WORDS * 4, size, wide, words[o]);
-                if (F::SCALED) scale[o] = F::scale(scales[o], scale_row[o] + (c * F::CHUNK >> w.col_shift));
+            for (int i = 0; i < F::WORDS; i++) to[o][i] = 0;
+            factor[o] = 1.0f;
+            if (there[o] && c < chunks) {
+                F::load(codes[o], c * F::WORDS * 4, size, wide, to[o]);
+                if (F::SCALED) factor[o] = F::scale(scales[o], scale_row[o] + (c * F::CHUNK >> w.col_shift));
             }
         }
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) fetch(lane + d * 32, words[d], scale[d]);
+#pragma unroll 1
+    for (int c = lane; c < chunks; c += 32) {
         // Unrolled for single rows, where decoding is the work; rolled otherwise, so that the code stays small.
         const int UNROLL = ROWS == 1 ? F::CHUNK / 4 : 1;
 #pragma unroll UNROLL
@@ -45,8 +52,8 @@ SP_DEVICE void sp_dots(
             float4 v[OUT];
 #pragma unroll
             for (int o = 0; o < OUT; o++) {
-                v[o] = F::next4(words[o]);
-                if (F::SCALED) v[o].x *= scale[o], v[o].y *= scale[o], v[o].z *= scale[o], v[o].w *= scale[o];
+                v[o] = F::next4(words[0][o]);
+                if (F::SCALED) v[o].x *= scale[0][o], v[o].y *= scale[0][o], v[o].z *= scale[0][o], v[o].w *= scale[0][o];
             }
             // A narrow row may end within a chunk, between two groups of four.
             bool inside = wide || col < w.cols;
@@ -66,6 +73,16 @@ SP_DEVICE void sp_dots(
                 }
             }
         }
+#pragma unroll
+        for (int d = 0; d + 1 < DEPTH; d++) {
+#pragma unroll
+            for (int o = 0; o < OUT; o++) {
+#pragma unroll
+                for (int i = 0; i < F::WORDS; i++) words[d][o][i] = words[d + 1][o][i];
+                scale[d][o] = scale[d + 1][o];
+            }
+        }
+        fetch(c + 32 * DEPTH, words[DEPTH - 1], scale[DEPTH - 1]);
     }
     const int VALUES = OUT * ROWS, EACH = 32 / (VALUES < 32 ? VALUES : 32);
     sp_warp_sums(acc);

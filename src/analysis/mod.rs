@@ -16,6 +16,7 @@ mod formulas;
 mod frames;
 pub mod groups;
 mod identity;
+mod idle;
 mod layer_state;
 mod limits;
 mod loads;

@@ -1,5 +1,6 @@
 //! A trace on disk as the input of the analysis.
 
+use super::idle::WithIdle;
 use super::pass::Plan;
 use super::source::{RouteSlice, RouteSource};
 use super::steps::{StepRow, StepTable};
@@ -48,8 +49,8 @@ pub fn analyze_wanted(trace: &Trace, baseline: Option<&Trace>, options: &Options
     Ok(report)
 }
 
-/// The small tables of a trace, and where its routes are.
-pub(super) struct Loaded {
+/// The small tables of a trace, and where its routes and operations are.
+pub(super) struct Loaded<'t> {
     name: String,
     steps: Vec<StepRow>,
     times: Vec<StepTime>,
@@ -60,14 +61,15 @@ pub(super) struct Loaded {
     /// By request.
     pub(super) identities: HashMap<u32, RequestIdentity>,
     routes: Units,
+    kernels: WithIdle<'t>,
 }
 
-impl Loaded {
+impl<'t> Loaded<'t> {
     /// Reads the tables.
     ///
     /// # Errors
     /// When they cannot be read, or contradict each other.
-    pub(super) fn new(trace: &Trace) -> Result<Self, AnalysisError> {
+    pub(super) fn new(trace: &'t Trace) -> Result<Self, AnalysisError> {
         let table = trace.steps_with_details()?;
         let requests = trace.requests()?;
         // The directory as it was named: `.` has no name of its own.
@@ -76,6 +78,7 @@ impl Loaded {
         let rest = || (trees(&table), step_rows(&table), step_times(&table));
         let (identities, (trees, steps, times)) = rayon::join(|| identity::of(&table, &requests), rest);
         Ok(Self {
+            kernels: WithIdle::new(trace, trace.manifest(), &steps, &times),
             name: name.into_owned(),
             identities,
             trees: trees?,
@@ -100,7 +103,7 @@ impl Loaded {
             pass_unions: None,
             requests: &self.requests,
             routes: &self.routes,
-            timed: Timed { times: &self.times, kernels: trace },
+            timed: Timed { times: &self.times, kernels: &self.kernels },
             baseline,
         }
     }
@@ -111,6 +114,7 @@ pub(super) struct Other<'a> {
     trace: &'a Trace,
     steps: Vec<StepRow>,
     times: Vec<StepTime>,
+    kernels: WithIdle<'a>,
 }
 
 impl<'a> Other<'a> {
@@ -120,12 +124,13 @@ impl<'a> Other<'a> {
     /// When they cannot be read.
     pub(super) fn new(trace: &'a Trace) -> Result<Self, AnalysisError> {
         let table = trace.steps()?;
-        Ok(Self { trace, steps: step_rows(&table), times: step_times(&table) })
+        let (steps, times) = (step_rows(&table), step_times(&table));
+        Ok(Self { kernels: WithIdle::new(trace, trace.manifest(), &steps, &times), trace, steps, times })
     }
 
     /// What is compared with.
     pub(super) fn baseline(&self) -> Baseline<'_> {
-        Baseline { manifest: self.trace.manifest(), steps: &self.steps, timed: Timed { times: &self.times, kernels: self.trace } }
+        Baseline { manifest: self.trace.manifest(), steps: &self.steps, timed: Timed { times: &self.times, kernels: &self.kernels } }
     }
 }
 

@@ -14,6 +14,7 @@ pub mod estimate;
 pub mod gate;
 pub mod kind;
 pub mod measure;
+mod near_ties;
 pub mod pairing;
 pub mod quantile;
 mod ranges;

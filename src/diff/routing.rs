@@ -2,14 +2,16 @@
 //!
 //! A row is the same in both runs when it is of the same request and place, and every token up to it is the same: prompt rows and kept rows up
 //! to the first token that differs. Rejected rows are left out, since they continue another text. Of these rows, the share whose
-//! expert sets differ is the disagreement; the order of experts does not matter.
+//! expert sets differ is the disagreement; the order of experts does not matter. Where both runs keep gate weights, those of the rows that
+//! differ by the last bits of a sum are counted (`near_ties`).
 
+use super::near_ties::{self, Choice};
 use super::pairing::Pairing;
 use crate::metric::report::Report;
 use crate::trace::event::UNKNOWN_TOKEN;
-use crate::trace::{Phase, Steps, Trace, TraceError};
+use crate::trace::{Phase, RouteBatch, Steps, Trace, TraceError};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Most rows x layers that are held at a time; what is beyond is left out and said to be.
 const MAX_CELLS: usize = 1 << 24;
@@ -25,6 +27,8 @@ pub struct Disagreement {
     pub differing: u64,
     /// The share; `None` of no rows.
     pub share: Option<f64>,
+    /// Of the differing ones, how many are near-ties: the router had the same scores. `None` without gate weights of both, or of too many.
+    pub near_ties: Option<u64>,
     /// By layer, ascending.
     pub layers: Vec<LayerDisagreement>,
     /// Whether rows were left out because there are too many.
@@ -110,15 +114,16 @@ fn places(pairs: &[(u32, u32)], base: &Kept, candidate: &Kept, most: usize) -> P
     places
 }
 
-/// Reads the target's kept rows of a trace, in order: (cell row, layer, fingerprint).
+/// Reads the target's kept rows of a trace, in order: cell row, layer, and where the row is; with gate weights, if wanted.
 fn walk(
     trace: &Trace,
     kept: &Kept,
     places: &HashMap<u32, (usize, usize)>,
-    sink: &mut dyn FnMut(usize, u16, u64),
+    weights: bool,
+    sink: &mut dyn FnMut(usize, u16, &RouteBatch<'_>, usize),
 ) -> Result<(), TraceError> {
     for unit in trace.route_units()? {
-        let mut reader = unit.read(false);
+        let mut reader = unit.read(weights);
         while let Some(batch) = reader.next_batch()? {
             for i in 0..batch.len() {
                 let row = usize::from(batch.row[i]);
@@ -127,7 +132,7 @@ fn walk(
                 if batch.draft[i] || row >= rows || place + row >= taken {
                     continue;
                 }
-                sink(first + place + row, batch.layer[i], fingerprint(batch.ids.iter().map(|column| column[i])));
+                sink(first + place + row, batch.layer[i], &batch, i);
             }
         }
     }
@@ -149,25 +154,49 @@ pub fn disagreement(base: (&Trace, &Report), candidate: (&Trace, &Report), pairi
     let slots: HashMap<u16, usize> = layers.iter().copied().zip(0..).collect();
     let (b, c) = (kept(&base.0.steps_with_details()?), kept(&candidate.0.steps_with_details()?));
     let places = places(&pairs, &b, &c, MAX_CELLS / layers.len().max(1));
+    let cell_of = |row: usize, layer: u16| slots.get(&layer).map(|slot| row * layers.len() + slot);
+    let set = |batch: &RouteBatch<'_>, i: usize| fingerprint(batch.ids.iter().map(|column| column[i]));
     let mut cells = vec![UNKNOWN; places.rows * layers.len()];
-    walk(base.0, &b, &places.base, &mut |row, layer, set| {
-        if let Some(cell) = slots.get(&layer).and_then(|slot| cells.get_mut(row * layers.len() + slot)) {
-            *cell = set;
+    walk(base.0, &b, &places.base, false, &mut |row, layer, batch, i| {
+        if let Some(cell) = cell_of(row, layer).and_then(|cell| cells.get_mut(cell)) {
+            *cell = set(batch, i);
         }
     })?;
     let mut counts: BTreeMap<u16, (u64, u64)> = layers.iter().map(|&layer| (layer, (0, 0))).collect();
-    walk(candidate.0, &c, &places.candidate, &mut |row, layer, set| {
-        let cell = slots.get(&layer).and_then(|slot| cells.get(row * layers.len() + slot)).copied().unwrap_or(UNKNOWN);
-        if let Some((rows, differing)) = counts.get_mut(&layer).filter(|_| cell != UNKNOWN) {
+    let mut differing = HashSet::new();
+    walk(candidate.0, &c, &places.candidate, false, &mut |row, layer, batch, i| {
+        let cell = cell_of(row, layer);
+        let known = cell.and_then(|cell| cells.get(cell)).copied().unwrap_or(UNKNOWN);
+        if let Some((rows, n)) = counts.get_mut(&layer).filter(|_| known != UNKNOWN) {
             *rows += 1;
-            *differing += u64::from(cell != set);
+            if known != set(batch, i) {
+                *n += 1;
+                // One more than are looked at says that there are too many.
+                differing.extend(cell.filter(|_| differing.len() <= near_ties::MOST));
+            }
         }
     })?;
+    let weighed = [base.0, candidate.0].iter().all(|trace| trace.manifest().router_weights) && differing.len() <= near_ties::MOST;
+    let choices = |trace: &Trace, kept: &Kept, places: &HashMap<u32, (usize, usize)>| -> Result<HashMap<usize, Choice>, TraceError> {
+        let mut found = HashMap::new();
+        walk(trace, kept, places, true, &mut |row, layer, batch, i| {
+            let cell = cell_of(row, layer).filter(|cell| differing.contains(cell));
+            if let (Some(cell), Some(weights)) = (cell, batch.weights) {
+                found.insert(cell, batch.ids.iter().zip(weights).map(|(ids, weights)| (ids[i], weights[i])).collect());
+            }
+        })?;
+        Ok(found)
+    };
+    let near_ties = match (weighed, differing.is_empty()) {
+        (true, false) => Some(near_ties::count(&choices(base.0, &b, &places.base)?, &choices(candidate.0, &c, &places.candidate)?)),
+        (true, true) => Some(0),
+        (false, _) => None,
+    };
     let layers: Vec<LayerDisagreement> =
         counts.into_iter().map(|(layer, (rows, differing))| LayerDisagreement { layer, rows, differing }).collect();
     let (rows, differing) = layers.iter().fold((0, 0), |(r, d), l| (r + l.rows, d + l.differing));
     let share = (rows > 0).then(|| differing as f64 / rows as f64);
-    Ok(Some(Disagreement { rows, differing, share, layers, truncated: places.truncated }))
+    Ok(Some(Disagreement { rows, differing, share, near_ties, layers, truncated: places.truncated }))
 }
 
 #[cfg(test)]
@@ -192,6 +221,8 @@ mod tests {
         every: u32,
         tokens_from: u32,
         swapped: bool,
+        /// Factor of the second expert's weight in rows that are changed.
+        off: f32,
     }
 
     impl Probe for Altered<'_> {
@@ -201,11 +232,17 @@ mod tests {
             for block in step.routes.blocks.clone() {
                 if self.swapped {
                     step.routes.ids.swap(at, at + 1);
+                    if !step.routes.weights.is_empty() {
+                        step.routes.weights.swap(at, at + 1);
+                    }
                 }
                 if block.layer == self.layer && step.step_id.is_multiple_of(self.every) {
                     // Row 0 is always kept. Another expert that is not in the row.
                     let row = &mut step.routes.ids[at..at + k];
                     row[0] = (0..512).find(|id| !row.contains(id)).unwrap();
+                    if let Some(weight) = step.routes.weights.get_mut(at + 1) {
+                        *weight *= self.off;
+                    }
                 }
                 at += usize::from(block.rows) * k;
             }
@@ -220,9 +257,9 @@ mod tests {
         }
     }
 
-    fn altered(dir: &Path, synth: &Synth, every: u32, tokens_from: u32) {
+    fn altered(dir: &Path, synth: &Synth, (every, off): (u32, f32), tokens_from: u32) {
         let mut writer = TraceWriter::create(dir, synth.manifest(), &WriterOptions::default()).unwrap();
-        synth.emit(&mut Altered { to: &mut writer, layer: 3, every, tokens_from, swapped: true }).unwrap();
+        synth.emit(&mut Altered { to: &mut writer, layer: 3, every, tokens_from, swapped: true, off }).unwrap();
         writer.finish(Ending::Complete).unwrap();
     }
 
@@ -233,8 +270,8 @@ mod tests {
         let synth = Synth { requests: 1, verify_steps: 20, decode_every: 0, layers: vec![1, 3], ..Synth::default() };
         let (plain, other, short) = (dir.path().join("a"), dir.path().join("b"), dir.path().join("c"));
         synth.write(&plain).unwrap();
-        altered(&other, &synth, 4, u32::MAX);
-        altered(&short, &synth, 4, 10);
+        altered(&other, &synth, (4, 1.0), u32::MAX);
+        altered(&short, &synth, (4, 1.0), 10);
         let open = |path: &Path| {
             let trace = Trace::open(path).unwrap();
             let report = analyze_trace(&trace, &Options::default()).unwrap();
@@ -249,7 +286,7 @@ mod tests {
         // The naive count of kept rows.
         let rows_of = |until: usize| 5 + (1..until).map(|i| u64::from(steps.accepted[i]) + 1).sum::<u64>();
         let same = of(&plain, &plain);
-        assert_eq!((same.rows, same.differing, same.share), (2 * rows_of(21), 0, Some(0.0)));
+        assert_eq!((same.rows, same.differing, same.share, same.near_ties), (2 * rows_of(21), 0, Some(0.0), None));
         // Steps 0, 4, ... 20 of layer 3 have one row that differs; the order of experts does not count.
         let changed = of(&plain, &other);
         let by_layer: Vec<_> = changed.layers.iter().map(|l| (l.layer, l.rows, l.differing)).collect();
@@ -258,6 +295,26 @@ mod tests {
         // Tokens differ from step 10 on: what is before is compared, steps 0, 4 and 8 among it.
         let cut = of(&plain, &short);
         assert_eq!((cut.layers[1].rows, cut.layers[1].differing), (rows_of(10), 3));
+    }
+
+    #[test]
+    fn rows_that_differ_at_equal_scores_are_near_ties() {
+        let dir = tempfile::tempdir().unwrap();
+        let synth = Synth { requests: 1, verify_steps: 20, decode_every: 0, layers: vec![1, 3], weights: true, ..Synth::default() };
+        let open = |name: &str| {
+            let trace = Trace::open(&dir.path().join(name)).unwrap();
+            let report = analyze_trace(&trace, &Options::default()).unwrap();
+            (trace, report)
+        };
+        synth.write(&dir.path().join("plain")).unwrap();
+        altered(&dir.path().join("ties"), &synth, (4, 1.0002), u32::MAX);
+        altered(&dir.path().join("others"), &synth, (4, 1.02), u32::MAX);
+        let of = |b: &str| {
+            let (a, b) = (open("plain"), open(b));
+            let found = disagreement((&a.0, &a.1), (&b.0, &b.1), &Pairing::of(&a.1, &b.1)).unwrap().unwrap();
+            (found.differing, found.near_ties)
+        };
+        assert_eq!([of("plain"), of("ties"), of("others")], [(0, Some(0)), (6, Some(6)), (6, Some(0))]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::engine::cuda::{
 use crate::engine::drafter::{DraftKind, Drafter, NgramDrafter, NoDrafter};
 use crate::engine::target::Target;
 use crate::engine::{EngineError, Session};
-use crate::trace::manifest::{DeviceInfo, GraphCounts, ProfilerFacts, Warning};
+use crate::trace::manifest::{DeviceInfo, GraphCounts, KERNELS_TIMED_BY_EVENTS, ProfilerFacts, Warning};
 use crate::trace::{DeviceSensor, Manifest};
 use std::rc::Rc;
 
@@ -134,7 +134,7 @@ impl<'p> Backend<'p> {
                 "kernels were timed by an event after each launch{why}: the gap before a kernel counts with it, and steps take longer than \
                  untimed ones, which run as graphs"
             );
-            manifest.warnings.push(Warning::new("kernels_timed_by_events", text));
+            manifest.warnings.push(Warning::new(KERNELS_TIMED_BY_EVENTS, text));
         }
     }
 

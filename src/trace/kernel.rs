@@ -32,15 +32,19 @@ pub enum Component {
     Sampling,
     /// Making kept rows part of the state and rolling the others back.
     Commit,
+    /// What the recorder adds to a step: bringing the routers' choices to the host.
+    Tap,
     /// Collectives between devices.
     Communication,
+    /// Time of a device's step in which nothing ran. Nobody records it: it is what a profiler's kernels leave of the device's time.
+    Idle,
     /// Whatever could not be told apart.
     Other,
 }
 
 impl Component {
     /// All of them, in the order in which a step runs them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Draft,
         Self::Embedding,
         Self::Norm,
@@ -54,6 +58,8 @@ impl Component {
         Self::Head,
         Self::Sampling,
         Self::Commit,
+        Self::Tap,
+        Self::Idle,
         Self::Other,
     ];
 
@@ -72,7 +78,9 @@ impl Component {
             Self::Draft => "draft",
             Self::Sampling => "sampling",
             Self::Commit => "commit",
+            Self::Tap => "tap",
             Self::Communication => "communication",
+            Self::Idle => "idle",
             Self::Other => "other",
         }
     }
@@ -158,7 +166,9 @@ fn cpu_name(component: Component) -> &'static str {
         Component::Draft => "cpu.draft",
         Component::Sampling => "cpu.sampling",
         Component::Commit => "cpu.commit",
+        Component::Tap => "cpu.tap",
         Component::Communication => "cpu.communication",
+        Component::Idle => "cpu.idle",
         Component::Other => "cpu.other",
     }
 }
@@ -177,7 +187,9 @@ fn cpu_draft_name(component: Component) -> &'static str {
         Component::Draft => "cpu.draft",
         Component::Sampling => "cpu.draft.sampling",
         Component::Commit => "cpu.draft.commit",
+        Component::Tap => "cpu.draft.tap",
         Component::Communication => "cpu.draft.communication",
+        Component::Idle => "cpu.draft.idle",
         Component::Other => "cpu.draft.other",
     }
 }

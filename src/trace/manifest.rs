@@ -373,6 +373,8 @@ pub struct GraphCounts {
 
 /// Code of the warning that passes were of several requests: their times are not those of one step's rows.
 pub const BATCHED_PASSES: &str = "batched_passes";
+/// Code of the warning that kernels were timed by an event after each launch: the gap before a kernel is part of its time.
+pub const KERNELS_TIMED_BY_EVENTS: &str = "kernels_timed_by_events";
 
 /// Whether warnings say that a trace's request stands for rows or passes of several, which nobody told apart. Of a profile alone it does;
 /// one that was added to a trace has that trace's requests.

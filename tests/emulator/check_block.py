@@ -70,7 +70,9 @@ def check_blocks(device, rng):
     for number, shape in enumerate(SHAPES):
         heads, kv_heads, dim, _ = shape
         f = lambda *s: rng.standard_normal(s).astype(np.float32)
-        for base, rows in ((0, 1), (5, 8), (60, 4), (61, 9), (130, 16)):
+        # Every width of a block across the border of two splits, with the first shape.
+        wide = [(61, n) for n in range(1, 17)] if number == 0 else [(61, 9)]
+        for base, rows in ((0, 1), (5, 8), (60, 4), *wide, (130, 16)):
             context = Context(device, rng, shape, 160)
             keys, values, query = f(base + rows, kv_heads, dim), f(base + rows, kv_heads, dim), f(rows, heads, dim) * 3
             # The context in two pieces, then the block.
@@ -95,7 +97,12 @@ def check_blocks(device, rng):
                         want[row, h] = p / p.sum() @ values[:seen, g].astype(np.float64)
                 close(f"{what}, causal {causal}", got, want, np.broadcast_to(np.abs(want).max(-1, keepdims=True), want.shape), 2e-5)
                 if number < 3:
-                    in_every_order(device, what, lambda: context.attend(base, query, causal))
+
+                    def run():
+                        context.append(base, keys[base:], values[base:])
+                        return [*context.attend(base, query, causal), device.get(context.values, (base + rows, kv_heads, dim))]
+
+                    in_every_order(device, what, run)
                 if causal:
                     # A row sees nothing of those after it.
                     same_bits(f"{what}, the first row alone", context.attend(base, query[:1], 1)[0][0], got[0])
@@ -109,8 +116,12 @@ def check_add_rows(device, rng):
     for rows, width, stride in ((1, 1, 1), (3, 255, 255), (16, 256, 1280), (2, 2560, 7680)):
         a, b = (rng.standard_normal((rows, width)).astype(np.float32) for _ in range(2))
         at, other, out = device.put(a), device.put(b), device.put(np.full((rows, stride), -7, np.float32))
-        device.launch("add_rows", (ceil(width, 256), rows), 256, [at, other, np.int32(width), out, np.int32(stride)])
-        got = device.get(out, (rows, stride))
+
+        def run():
+            device.launch("add_rows", (ceil(width, 256), rows), 256, [at, other, np.int32(width), out, np.int32(stride)])
+            return [device.get(out, (rows, stride))]
+
+        got = in_every_order(device, "add_rows", run)[0]
         equal(f"{rows} sums of {width} numbers", got[:, :width], a + b)
         equal(f"what is between rows of {stride}", got[:, width:], np.full((rows, stride - width), -7, np.float32))
         equal(f"the {rows} rows themselves", device.get(at, (rows, width)), a)

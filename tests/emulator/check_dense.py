@@ -3,6 +3,7 @@
 import numpy as np
 
 from checks import all_loaded, ceil, close, equal, in_every_order, padded, same_bits
+from driver import Projections
 from formats import E2M1, E4M3, Weights, scale_loads
 
 FORMATS = ("f32", "bf16", "fp8", "int4", "mxfp4")
@@ -14,14 +15,21 @@ def variant(rows):
     return 1 if rows == 1 else 4 if rows <= 4 else 16
 
 
-def dense(device, matrix, form, x, stride=None, rows_of_kernel=None):
-    rows, outputs = len(x), matrix.rows
-    stride = stride or outputs
-    at, out = device.put(padded(x)), device.put(np.full(rows * stride, -7, np.float32))
+def dense(device, matrix, form, x, stride=None, rows_of_kernel=None, block=128):
+    return projections(device, [matrix], form, x, [stride or matrix.rows], rows_of_kernel, block)[0]
+
+
+def projections(device, matrices, form, x, strides, rows_of_kernel=None, block=128):
+    """Several products with the same rows by one launch; what is between strided rows stays -7."""
+    rows, per_block = len(x), block // 8
+    at = device.put(padded(x))
+    outs = [device.put(np.full(rows * stride, -7, np.float32)) for stride in strides]
+    first = np.cumsum([0, *(ceil(m.rows, per_block) for m in matrices)])
+    given = Projections(outs, strides, first, matrices)
     r = rows_of_kernel or variant(rows)
-    device.launch(f"dense_{form}_r{r}", ceil(outputs, 16), 128, [matrix, at, np.int32(x.shape[1]), out, np.int32(stride), np.int32(rows)])
-    got = device.get(out, (rows, stride))
-    device.free(at, out)
+    device.launch(f"dense_{form}_r{r}", int(first[-1]), block, [given, at, np.int32(x.shape[1]), np.int32(rows)])
+    got = [device.get(out, (rows, stride)) for out, stride in zip(outs, strides)]
+    device.free(at, *outs)
     return got
 
 
@@ -42,10 +50,29 @@ def check_dense(device, rng):
                 same_bits(f"dense {form} {rows_w}x{cols}, {rows} rows against each alone", got, alone[:rows])
                 all_loaded(f"dense {form} {rows_w}x{cols}, {rows} rows", device, w.codes.nbytes + scale_loads(form, rows_w, cols))
             same_bits(f"dense {form}: the wide kernel for one row", dense(device, matrix, form, x[:1], rows_of_kernel=16), alone[:1])
-            in_every_order(device, f"dense {form}", lambda: [dense(device, matrix, form, x[:5])])
+            in_every_order(device, f"dense {form}", lambda: [dense(device, matrix, form, x[:rows]) for rows in (1, 3, 5)])
+    # Projections of the same rows are one launch, of blocks of either size: the bits of each alone.
+    for form in FORMATS:
+        sets = [Weights(rng, form, n, 160, (32, 32)) for n in (37, 4, 1, 90, 16, 33)]
+        x = rng.standard_normal((7, 160)).astype(np.float32)
+        all_of_them = [w.upload(device) for w in sets]
+        for rows, count in ((1, 6), (3, 2), (7, 6)):
+            alone = [dense(device, m, form, x[:rows]) for m in all_of_them[:count]]
+            for block in (32, 128):
+                strides = [m.rows + 3 for m in all_of_them[:count]]
+                device.loaded()
+                got = projections(device, all_of_them[:count], form, x[:rows], strides, block=block)
+                what = f"{count} projections {form}, {rows} rows, blocks of {block}"
+                all_loaded(what, device, sum(w.codes.nbytes + scale_loads(form, w.rows, 160) for w in sets[:count]))
+                for one, want in zip(got, alone):
+                    same_bits(what, one[:, :-3].copy(), want)
+                    equal(f"{what}, what lies between rows", one[:, -3:], np.full((rows, 3), -7))
     # Rows that are strided leave their neighbours alone.
+    w = Weights(rng, "f32", rows_w, cols)
+    matrix, form, x = w.upload(device), "f32", rng.standard_normal((3, cols)).astype(np.float32)
+    alone = dense(device, matrix, form, x)
     got = dense(device, matrix, form, x[:3], stride=rows_w + 8)
-    same_bits("dense, strided", got[:, :rows_w].copy(), alone[:3])
+    same_bits("dense, strided", got[:, :rows_w].copy(), alone)
     equal("dense, what lies between strided rows", got[:, rows_w:], np.full((3, 8), -7))
 
 
@@ -73,8 +100,9 @@ def check_special_codes(device, rng):
 
 
 def check_norm(device, rng):
-    for width in (24, 128, 1536):
-        for rows in (1, 3, 16):
+    # nano, partial warps, tiny, flash.
+    for width in (24, 128, 1536, 2560):
+        for rows in range(1, 17) if width == 128 else (1, 3, 16):
             x, branch = rng.standard_normal((rows, width)).astype(np.float32), rng.standard_normal((rows, width)).astype(np.float32)
             # A small row, where the epsilon counts.
             x[0], branch[0] = x[0] * 1e-3, branch[0] * 1e-3
@@ -103,7 +131,7 @@ def check_norm(device, rng):
 
 def check_embedding(device, rng):
     for form in ("f32", "bf16"):
-        for width in (40, 128):
+        for width in (40, 128, 2560):
             w = Weights(rng, form, 50, width)
             tokens = np.array([0, 49, 7, 7, 31], np.uint32)
 

@@ -98,7 +98,7 @@ def cut(inputs, begin, end):
 
 
 def check_windows(device, rng):
-    """One row at a time against the reference; then windows of every width with every accept count against those bits."""
+    """One row at a time against the reference; then windows of every width, some rows of each kept, against those bits."""
     for heads, dim in SHAPES:
         seed = rng.integers(1 << 30)
         make = lambda: Layer(device, np.random.default_rng(seed), heads, dim)
@@ -156,6 +156,34 @@ def check_windows(device, rng):
     equal("damage of an infinite gate", device.damaged(), 6)
 
 
+def check_accept_counts(device, rng):
+    """Every accept count of every width of a window: the state, and the next row, are those of the kept rows one by one."""
+    before, seed = 3, int(rng.integers(1 << 30))
+    make = lambda: Layer(device, np.random.default_rng(seed), 2, 16)
+    plain = make()
+    inputs = rows_of(rng, plain, before + WINDOW + 1)
+    alone, memory = [], [plain.memory()]
+    for n in range(before + WINDOW + 1):
+        alone.append(plain.window(cut(inputs, n, n + 1))[0])
+        plain.commit(1)
+        memory.append(plain.memory())
+    spec = make()
+    for rows in range(1, WINDOW + 1):
+        for keep in range(rows + 1):
+            device.copy_in(spec.state, memory[before][0])
+            device.copy_in(spec.raw, memory[before][1])
+            right, wrong = cut(inputs, before, before + keep), rows_of(rng, spec, rows - keep)
+            got = spec.window({n: np.concatenate([right[n], wrong[n]]) for n in right})[0]
+            spec.commit(keep)
+            what, end = f"KDA, {keep} of {rows} rows kept", before + keep
+            same_bits(f"{what}: outputs", got[:keep].copy(), np.concatenate([np.zeros((0, got.shape[1]), np.float32), *alone[before:end]]))
+            for name, a, b in zip(("state", "convolution's rows"), spec.memory(), memory[end]):
+                same_bits(f"{what}: {name}", a, b)
+            same_bits(f"{what}: the row after", spec.window(cut(inputs, end, end + 1))[0], alone[end])
+            spec.commit(0)
+    equal("damage of finite rows", device.damaged(), 0)
+
+
 def check_layers_of_commit(device, rng):
     """Several layers in one launch, each with its own rows."""
     heads, dim, layers, keep = 2, 32, 3, 2
@@ -179,4 +207,4 @@ def check_layers_of_commit(device, rng):
         same_bits("rows moved to the front", together[1][layer, : TAPS - 1].copy(), raw[layer, keep : keep + TAPS - 1])
 
 
-CHECKS = [check_windows, check_layers_of_commit]
+CHECKS = [check_windows, check_accept_counts, check_layers_of_commit]

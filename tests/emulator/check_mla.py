@@ -100,6 +100,11 @@ def check_attention(device, rng):
             single = make()
             for n in range(tokens if latent < 512 else 20):
                 same_bits(f"MLA {form} {shape}, row {n} alone", single.window(n, query[n : n + 1], compressed[n : n + 1], gate[n : n + 1])[0], got[n])
+            # Windows of every width, or some: the cache after them has rows already, which no row sees.
+            for rows in range(1, 17) if number == 0 else (4, 11) if latent < 512 else (6,):
+                at = int(rng.integers(0, tokens - rows + 1))
+                again = whole.window(at, query[at : at + rows], compressed[at : at + rows], gate[at : at + rows])
+                same_bits(f"MLA {form} {shape}, {rows} rows at {at}", again, got[at : at + rows])
             # Rejected rows are overwritten by the next window.
             done, spec = 0, make()
             for rows, keep in ((5, 2), (16, 9), (3, 0), (7, 7), (2, 1)):

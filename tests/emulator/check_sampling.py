@@ -4,6 +4,9 @@ import numpy as np
 
 from checks import Failure, close, equal, in_every_order
 
+# Ling 3.0's, of which flash's head is.
+VOCAB = 157184
+
 
 def argmax(device, logits, probabilities=True):
     rows, vocab = logits.shape
@@ -15,9 +18,10 @@ def argmax(device, logits, probabilities=True):
 
 
 def check_argmax(device, rng):
-    for vocab in (5, 320, 2048, 5001):
+    for vocab in (5, 320, 2048, 5001, VOCAB):
         logits = np.round(rng.standard_normal((7, vocab)).astype(np.float32) * 4) / 4
         logits[3] = -5
+        logits[4, vocab - 2] = 99
         best, prob = in_every_order(device, "argmax", lambda: argmax(device, logits))
         equal(f"argmax of {vocab}", best, logits.argmax(1))
         want = 1 / np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True)).sum(1)
@@ -57,19 +61,22 @@ def sample(device, logits, temperature, top_k, top_p):
 
 
 def check_distribution(device, rng):
-    for vocab in (4, 320, 3001):
-        logits = (rng.standard_normal((5, vocab)) * 3).astype(np.float32)
+    for vocab in (4, 320, 3001, VOCAB):
+        rows = 5 if vocab < VOCAB else 2
+        logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
         logits[1] = np.round(logits[1])
-        logits[2] = 1.5
-        for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.6, 20, 0.95), (1.0, 2, 1.0), (1.3, 0, 0.5), (0.3, 7, 0.8), (2.0, 1, 0.3), (1.0, 0, 1e-9), (0.05, 50, 0.999), (0.7, 0, 0.55)):
-            got = in_every_order(device, "distribution", lambda: [sample(device, logits, temperature, top_k, top_p)])[0]
-            for row in range(5):
+        logits[2:3] = 1.5
+        cuts = ((1.0, 0, 1.0), (0.6, 20, 0.95), (1.0, 2, 1.0), (1.3, 0, 0.5), (0.3, 7, 0.8), (2.0, 1, 0.3), (1.0, 0, 1e-9), (0.05, 50, 0.999), (0.7, 0, 0.55))
+        for temperature, top_k, top_p in cuts if vocab < VOCAB else cuts[:2] + cuts[3:4]:
+            run = lambda: [sample(device, logits, temperature, top_k, top_p)]
+            got = (in_every_order(device, "distribution", run) if vocab < VOCAB else run())[0]
+            for row in range(rows):
                 want = distribution(logits[row], temperature, top_k, top_p)
                 what = f"distribution of {vocab}, T {temperature}, k {top_k}, p {top_p}, row {row}"
                 equal(f"{what}: kept", np.flatnonzero(got[row]), np.flatnonzero(want))
                 close(what, got[row], want, want, 1e-9)
     equal("damage of finite logits", device.damaged(), 0)
-    logits[4, 5] = np.inf
+    logits[1, 5] = np.inf
     sample(device, logits, 1.0, 0, 1.0)
     equal("damage of a logit that is infinite", device.damaged(), 11)
 
@@ -86,13 +93,18 @@ def inverse_cdf(p, u):
 
 
 def check_draw(device, rng):
-    for vocab in (1, 4, 300, 70001):
+    for vocab in (1, 4, 300, VOCAB):
         p = rng.uniform(0, 1, vocab) * (rng.uniform(0, 1, vocab) < 0.3)
         for u in (0.0, 0.1, 0.5, 0.999, 1 - 2.0**-53):
-            at, uniform, token, prob = device.put(p), device.put(np.array([u])), device.put(np.zeros(1, np.uint32)), device.put(np.full(1, -1, np.float32))
-            device.launch("draw", 1, 256, [at, np.int32(vocab), uniform, token, prob], 256 * 8 + 16)
-            got = int(device.get(token, 1, np.uint32)[0])
-            equal(f"probability of the draw of {vocab} at {u}", device.get(prob, 1)[0], np.float32(p[got]))
+
+            def run():
+                at, uniform, token, prob = device.put(p), device.put(np.array([u])), device.put(np.zeros(1, np.uint32)), device.put(np.full(1, -1, np.float32))
+                device.launch("draw", 1, 256, [at, np.int32(vocab), uniform, token, prob], 256 * 8 + 16)
+                return [device.get(token, 1, np.uint32), device.get(prob, 1)]
+
+            token, prob = in_every_order(device, "draw", run) if vocab < VOCAB else run()
+            got = int(token[0])
+            equal(f"probability of the draw of {vocab} at {u}", prob[0], np.float32(p[got]))
             if got != inverse_cdf(p, u):
                 running = np.cumsum(p) / max(p.sum(), 1e-300)
                 if not (p[got] > 0 and abs(running[got] - u) < 1e-12):
@@ -118,12 +130,18 @@ def check_acceptance(device, rng):
             if accepted < drafts:
                 window[accepted + 1] += 1
             w, b = device.put(window), device.put(best)
-            got, verdict, told = verdict_of(device, "accept_greedy", [w, b, np.int32(drafts)])
-            equal(f"greedy, {accepted} of {drafts}", got + told, [accepted, int(best[accepted]), accepted + 1, *window])
-            base = device.put(np.array([40], np.int32))
-            device.launch("advance", 1, 32, [base, w, verdict])
-            equal("position after", device.get(base, 1, np.int32)[0], 41 + accepted)
-            equal("next anchor", device.get(w, 1, np.uint32)[0], best[accepted])
+
+            def run():
+                device.copy_in(w, window)
+                got, verdict, told = verdict_of(device, "accept_greedy", [w, b, np.int32(drafts)])
+                equal(f"greedy, {accepted} of {drafts}", got + told, [accepted, int(best[accepted]), accepted + 1, *window])
+                base = device.put(np.array([40], np.int32))
+                device.launch("advance", 1, 32, [base, w, verdict])
+                return [device.get(base, 1, np.int32), device.get(w, 1, np.uint32)]
+
+            base, anchor = in_every_order(device, "greedy acceptance", run) if drafts == 3 else run()
+            equal("position after", base[0], 41 + accepted)
+            equal("next anchor", anchor[0], best[accepted])
     for drawn in (True, False):
         seen = set()
         for _ in range(150):
@@ -134,10 +152,35 @@ def check_acceptance(device, rng):
             uniforms = rng.uniform(0, 1, drafts + 1)
             want = sampled(p, q if drawn else None, window, uniforms)
             seen.add(want[0] == drafts)
-            args = [device.put(window), device.put(p), device.put(q) if drawn and drafts else 0, device.put(uniforms), np.int32(drafts), np.int32(vocab)]
-            got, _, told = verdict_of(device, "accept_sampled", args, 256 * 8 + 32, 256)
-            equal(f"sampled acceptance of {drafts} drafts of {vocab}", got + told, [*want, *window])
+            accept_sampled(device, p, q if drawn else None, window, uniforms, want)
         equal("both ends were seen", seen, {True, False})
+        # Every accept count of every number of drafts; a few of them over a whole vocabulary.
+        for vocab, cases in ((40, [(d, a) for d in range(1, 16) for a in range(d + 1)]), (VOCAB, ((15, 0), (15, 11), (15, 15)) if drawn else ((15, 14),))):
+            p, q = (rng.uniform(0, 1, (16, vocab)) ** 8 for _ in range(2))
+            p, q = p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
+            # Tokens that q likes better than p: a uniform of almost 1 rejects them, 0 keeps them.
+            window = np.concatenate([[0], (q - p)[:15].argmax(1)]).astype(np.uint32)
+            for drafts, accepted in cases:
+                uniforms = np.where(np.arange(drafts + 1) == accepted, 1 - 2.0**-53, 0.0)
+                uniforms[drafts] = rng.uniform(0.01, 0.99)
+                own_q = q[:drafts] if drawn else None
+                want = sampled(p[: drafts + 1], own_q, window[: drafts + 1], uniforms)
+                equal("what was to be accepted", want[0], accepted)
+                accept_sampled(device, p[: drafts + 1], own_q, window[: drafts + 1], uniforms, want, every_order=vocab == 40 and drafts == 5)
+
+
+def accept_sampled(device, p, q, window, uniforms, want, every_order=False):
+    drafts, vocab = len(window) - 1, p.shape[1]
+    at = [device.put(window), device.put(p), device.put(q) if q is not None and drafts else 0, device.put(uniforms)]
+
+    def run():
+        got, verdict, told = verdict_of(device, "accept_sampled", [*at, np.int32(drafts), np.int32(vocab)], 256 * 8 + 32, 256)
+        device.free(verdict)
+        return [np.array(got + told)]
+
+    got = (in_every_order(device, "sampled acceptance", run) if every_order else run())[0]
+    equal(f"sampled acceptance of {drafts} drafts of {vocab}", got.tolist(), [*want, *window])
+    device.free(*(a for a in at if a))
 
 
 def sampled(p, q, window, uniforms):
@@ -145,13 +188,13 @@ def sampled(p, q, window, uniforms):
     for j in range(drafts):
         d = window[j + 1]
         if not uniforms[j] * (q[j, d] if q is not None else 1.0) < p[j, d]:
-            other = q[j] if q is not None else np.eye(p.shape[1])[d]
+            other = q[j] if q is not None else (np.arange(p.shape[1]) == d).astype(float)
             return [j, int(inverse_cdf(np.maximum(p[j] - other, 0), uniforms[-1])), j + 1]
     return [drafts, int(inverse_cdf(p[drafts], uniforms[-1])), drafts + 1]
 
 
 def check_join(device, rng):
-    for rows, width in ((1, 64), (5, 128), (16, 1536)):
+    for rows, width in ((1, 64), (5, 128), (16, 1536), (3, 2560)):
         e, h = (rng.standard_normal((rows, width)).astype(np.float32) for _ in range(2))
         e[0], h[-1] = e[0] * 1e-3, h[-1] * 1e-3
         we, wh = (rng.uniform(0.5, 1.5, width).astype(np.float32) for _ in range(2))

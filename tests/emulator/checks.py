@@ -1,7 +1,7 @@
 """What a parity test is made of: kernels run on a device, double-precision references beside them, and comparisons.
 
-Every check runs its launches in three orders of threads and demands the same bits: a kernel whose result depends on the order has
-a race. Tolerances are relative to the sum of the magnitudes that were added, so that cancellation is not mistaken for an error.
+Every kernel runs in three orders of threads somewhere, at small shapes, and must leave the same bits: one whose result depends on the
+order has a race. `parity.py` demands that of each; large shapes run in one order. Tolerances are relative to the sum of the magnitudes that were added, so that cancellation is not mistaken for an error.
 """
 
 import numpy as np

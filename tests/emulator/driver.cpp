@@ -40,7 +40,7 @@ struct Stream {
     bool blocking = true;
 };
 struct Event {
-    std::chrono::steady_clock::time_point at;
+    uint64_t ns;
 };
 struct Module {
     std::string image;
@@ -315,7 +315,10 @@ API cuEventCreate(void** event, unsigned) { *event = new Event{}; return OK; }
 API cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }
 API cuEventRecord(void* event, void* stream) {
     begin_api(stream, EVENT_RECORD);
-    enqueue(stream, [event] { static_cast<Event*>(event)->at = std::chrono::steady_clock::now(); });
+    enqueue(stream, [event] {
+        auto host = std::chrono::steady_clock::now().time_since_epoch();
+        static_cast<Event*>(event)->ns = hooks.now ? hooks.now() : uint64_t(std::chrono::nanoseconds(host).count());
+    });
     return OK;
 }
 API cuEventSynchronize(void*) {
@@ -325,9 +328,10 @@ API cuEventSynchronize(void*) {
     return OK;
 }
 API cuEventQuery(void*) { return OK; }
-// The host's time: of use to no report, which is why traces of the emulator have no device times.
+// The host's time, or that of the stand-in for CUPTI once it has come: of use to no report, which is why traces of the emulator have no device
+// times.
 API cuEventElapsedTime(float* ms, void* begin, void* end) {
-    *ms = std::chrono::duration<float, std::milli>(static_cast<Event*>(end)->at - static_cast<Event*>(begin)->at).count();
+    *ms = float(double(static_cast<Event*>(end)->ns - static_cast<Event*>(begin)->ns) / 1e6);
     return OK;
 }
 

@@ -16,6 +16,18 @@ class Matrix(ctypes.Structure):
                 ("row_shift", ctypes.c_int), ("col_shift", ctypes.c_int)]
 
 
+class Projections(ctypes.Structure):
+    """`SpProjections` of kernels/dense.cu."""
+
+    _fields_ = [("w", Matrix * 6), ("out", ctypes.c_uint64 * 6), ("stride", ctypes.c_int * 6), ("first", ctypes.c_int * 6), ("count", ctypes.c_int)]
+
+    def __init__(self, outs, strides, first, matrices):
+        super().__init__()
+        self.count = len(matrices)
+        for m, matrix in enumerate(matrices):
+            self.w[m], self.out[m], self.stride[m], self.first[m] = matrix, outs[m], strides[m], int(first[m])
+
+
 class Strides(ctypes.Structure):
     """`SpStrides` of kernels/experts.cu."""
 
@@ -51,6 +63,8 @@ class Device:
         self.lib = ctypes.CDLL(library)
         self.emulated = hasattr(self.lib, "emu_set_order")
         self.functions = {}
+        # The orders of threads that each kernel ran in.
+        self.current, self.orders = 0, {}
         self.calls = 0
         self._check("cuInit", 0)
         device = ctypes.c_int()
@@ -115,6 +129,7 @@ class Device:
         gx, gy, gz = (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
         self._check("cuLaunchKernel", self.functions[name], gx, gy, gz, block, 1, 1, shared, None, pointers, None)
         self.calls += 1
+        self.orders.setdefault(name, set()).add(self.current)
 
     def loaded(self):
         """Bytes of weights loaded since the last call; a real device does not say."""
@@ -126,6 +141,7 @@ class Device:
 
     def order(self, order):
         """The order in which threads take turns from here on; a real device has its own."""
+        self.current = order
         if self.emulated:
             self.lib.emu_set_order(ctypes.c_ulonglong(order))
 

@@ -22,6 +22,8 @@ FAULTS = [
     ("sp_matrix.cuh", "8388616.0f, sp_float(0x4b000000u | (v >> 4 & 15))", "8388616.0f, sp_float(0x4b000000u | (v >> 3 & 15))", "dense"),
     ("sp_matrix.cuh", "(u64)(row >> w.row_shift)", "(u64)(0 >> w.row_shift)", "dense"),
     ("sp_dot.cuh", "acc[n * OUT + o] = fmaf(v[o].w, p.w, a);", "acc[n * OUT + o] = rows > 4 ? fmaf(p.w, v[o].w, a) + 1e-7f : fmaf(v[o].w, p.w, a);", "dense"),
+    ("dense.cu", "block - p.first[m], x", "block, x", "dense"),
+    ("sp_dot.cuh", "fetch(c + 32 * DEPTH, words", "fetch(c + 32 * DEPTH + 32, words", "dense"),
     ("router.cu", "other == score && at < index", "other == score && at > index", "router"),
     ("router.cu", "biased[g * size + i] = sp_nan();", "biased[g * size + i] = 0.0f;", "router"),
     ("router.cu", "weights[(u64)blockIdx.x * k + lane] = scores[mine] / sum", "weights[(u64)blockIdx.x * k + lane] = biased[mine] / sum", "router"),
@@ -85,7 +87,7 @@ FAULTS += [
     ("sp_tiles.cuh", "        __syncthreads();\n        if (tile + STAGES - 1", "        if (tile + STAGES - 1", "dense_tiles"),
     ("sp_tiles.cuh", "b[n][4] = third.x, b[n][5] = third.y;", "b[n][4] = third.y, b[n][5] = third.x;", "dense_tiles"),
     ("dense_tiles.cu", "const u8* from = x + first_row * pitch;", "const u8* from = x;", "dense_tiles"),
-    ("dense.cu", "x + (u64)before * x_stride", "x", "dense_tiles"),
+    ("dense.cu", "x += (u64)before * x_stride;", "x += 0;", "dense_tiles"),
     ("experts_tiles.cu", "slot_row ? slot_row[begin + r] : begin + r", "begin + r", "experts_tiles"),
     ("experts_tiles.cu", "r % 32 < 16 ? gate_codes : up_codes", "r % 32 < 16 ? up_codes : gate_codes", "experts_tiles"),
     ("experts_tiles.cu", "begin = tile * SP_EXPERT_ROWS, end", "begin = 0, end", "experts_tiles"),
@@ -99,6 +101,17 @@ FAULTS += [
     ("mla_query.cu", "turns, base[0] + before,", "turns, base[0],", "wide"),
     ("mla_value.cu", "sp_values<SpFp8>(\n        kv_b, heads, nope, v, context + head * kv_b.cols, gate + (u64)before * gates,", "sp_values<SpFp8>(\n        kv_b, heads, nope, v, context + head * kv_b.cols, gate,", "wide"),
     ("kda_delta.cu", "sp_delta_rows(d, s, head, column, rows, 0, query, out);\n    sp_store_state(s, d.dim, column, own);", "sp_delta_rows(d, s, head, column, rows, 0, query, out);", "scan"),
+]
+# What only flash's sizes, its vocabulary, eight choices a row or many drafts show.
+FAULTS += [
+    ("argmax.cu", "float v = row[i];", "float v = row[i % 131072];", "argmax"),
+    ("sample.cu", "p[i] = sp_rank_key(row[i], i) >= least ? p[i] / mass : 0.0;", "p[i] = sp_rank_key(row[i], (int)(u16)i) >= least ? p[i] / mass : 0.0;", "distribution"),
+    ("accept.cu", "    while (accepted < drafts) {", "    while (accepted < drafts && accepted < 7) {", "acceptance"),
+    ("moe_combine.cu", "rank < k; rank++", "rank < k && rank < 4; rank++", "experts"),
+    ("rmsnorm.cu", "for (int i = threadIdx.x; i < width; i += blockDim.x) {", "for (int i = threadIdx.x; i < min(width, 2048); i += blockDim.x) {", "norm"),
+    ("mtp_join.cu", "to[width + i] = h[i]", "to[width + i] = h[i & 2047]", "join"),
+    ("mla_value.cu", "sp_values<SpFp8>(kv_b, heads, nope, v, context, gate,", "kv_b.scales -= (blockIdx.y & 16) * 2 * 4 * 4; sp_values<SpFp8>(kv_b, heads, nope, v, context, gate,", "flash_mla"),
+    ("experts.cu", "    sp_down<SpInt4, 16>(down, ds, plan, mid, out);", "    down.cols = min(down.cols, 512); sp_down<SpInt4, 16>(down, ds, plan, mid, out);", "flash_experts"),
 ]
 # A thread that does not wait for the others, and one that reads past its memory.
 FAULTS += [

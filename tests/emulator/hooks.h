@@ -22,4 +22,6 @@ struct emu_hooks {
     void (*done)(const emu_work*);
     // A node was created (`original` null) or cloned for an executable graph.
     void (*node)(void* node, void* original);
+    // The clock of the work, ns.
+    uint64_t (*now)();
 };

@@ -2,7 +2,7 @@
 
     parity.py LIBRARY IMAGE [NAME...]     LIBRARY: libcuda.so.1; IMAGE: a .cubin.gz of kernels/prebuilt; NAME: parts of checks' names
 
-Exit 1 names the kernel, the shape and the number that is off. On a real device thread orders and byte counts are not controlled.
+Exit 1 names the kernel, the shape and the number that is off, and without NAMEs the kernels that no check runs, or none in every order. On a real device thread orders and byte counts are not controlled.
 """
 
 import sys
@@ -20,7 +20,7 @@ import check_mla
 import check_moe
 import check_prefill
 import check_sampling
-from checks import Failure
+from checks import ORDERS, Failure
 from driver import Device
 
 MODULES = [check_fill, check_dense, check_moe, check_kda, check_mla, check_block, check_sampling, check_prefill, check_flash]
@@ -47,6 +47,10 @@ def main():
     unused = sorted(set(kernels()) - set(device.functions))
     if unused and not names:
         print(f"kernels that no check runs: {', '.join(unused)}")
+        failed += 1
+    unordered = sorted(n for n, orders in device.orders.items() if not orders.issuperset(ORDERS))
+    if unordered and not names:
+        print(f"kernels that no check runs in every order of threads: {', '.join(unordered)}")
         failed += 1
     sys.exit(1 if failed else 0)
 

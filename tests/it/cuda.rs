@@ -95,10 +95,16 @@ fn every_launch_is_labelled(name: &str, trace: &Trace) {
     for (i, &id) in steps.step_id.iter().enumerate() {
         let own: Vec<_> = kernels.iter().filter(|(step, _)| *step == id).map(|(_, kernel)| kernel).collect();
         for kernel in own.iter().filter(|k| !k.name.starts_with("cpu.")) {
-            assert!(kernel.grid.is_some() && kernel.block.is_some() && kernel.shared_bytes.is_some(), "{name}: {kernel:?}");
+            let copy = kernel.name.starts_with("memcpy");
+            let shapes = [kernel.grid.is_some(), kernel.block.is_some(), kernel.shared_bytes.is_some()];
+            assert_eq!(shapes, [!copy; 3], "{name}: {kernel:?}");
             assert!(kernel.component != Component::Other, "{name}: {kernel:?}");
-            let outside = matches!(kernel.component, Component::Embedding | Component::Head | Component::Sampling | Component::Commit);
-            let last = kernel.component == Component::Norm && kernel.layer.is_none();
+            let outside = matches!(
+                kernel.component,
+                Component::Embedding | Component::Head | Component::Sampling | Component::Commit | Component::Tap
+            );
+            // The final norm, and the tapped rows of a drafter.
+            let last = kernel.layer.is_none() && (kernel.component == Component::Norm || copy && kernel.component == Component::Draft);
             assert!(kernel.module == Module::Draft || last || kernel.layer.is_none() == outside, "{name}: {kernel:?}");
             seen.insert(kernel.name.to_string());
         }
@@ -423,8 +429,11 @@ fn a_block_drafter_runs_as_graphs() {
             // A verify step has two, the chain of drafts and the target's pass; the first of each shape is launched one by one.
             assert!(graphs.launches > steps && graphs.launches <= 2 * steps, "{name}: {graphs:?}, {steps} steps");
             if kernels == "cupti" {
+                // Events do not time what is copied for the drafter behind the last wait.
                 let mut found = labels(&cuda);
-                found.values_mut().for_each(|labels| labels.retain(|(.., name)| !name.starts_with("memcpy")));
+                found
+                    .values_mut()
+                    .for_each(|labels| labels.retain(|(.., component, name)| (*component, &**name) != (Component::Draft, "memcpy DtoD")));
                 assert_eq!(found, expected, "{name}");
             }
         }
@@ -562,8 +571,10 @@ fn cupti_labels_every_kernel_of_every_graph() {
         let mut found = labels(&trace);
         let recorded: usize = found.values().map(Vec::len).sum();
         assert_eq!(facts.launched, recorded as u64, "{name}");
-        // Events do not time copies.
-        found.values_mut().for_each(|labels| labels.retain(|(.., name)| !name.starts_with("memcpy")));
+        // Events do not time what is copied for the drafter behind the last wait.
+        found
+            .values_mut()
+            .for_each(|labels| labels.retain(|(.., component, name)| (*component, &**name) != (Component::Draft, "memcpy DtoD")));
         assert_eq!(found, expected, "{name}");
         let kernels = trace.kernels().unwrap();
         let on_device = || kernels.iter().map(|(_, k)| k).filter(|k| !k.name.starts_with("cpu."));
@@ -596,6 +607,14 @@ fn the_device_s_time_of_a_step_is_known_whatever_times_its_kernels() {
                 let device = steps.device_ns[i].unwrap();
                 let whole = steps.host_end_ns[i] - steps.host_begin_ns[i];
                 assert!(device > 0 && device <= whole + 1000, "{kernels}, {draft}, step {id}: {device} ns on the device of {whole}");
+                if kernels == "cupti" {
+                    // By the stand-in's clock, work begins 300 ns after the work before it: every launch and copy of the step is in the table,
+                    // and no other.
+                    let own: Vec<_> = operations.iter().filter(|(step, k)| step == id && !k.name.starts_with("cpu.")).collect();
+                    let sum: i64 = own.iter().map(|(_, k)| k.end_ns - k.begin_ns + 300).sum();
+                    assert!((sum - device).abs() <= 2 + device / 1_000_000, "{draft}, step {id}: {} of {sum} ns in {device}", own.len());
+                    assert!(own.iter().any(|(_, k)| k.component == Component::Tap), "{draft}, step {id}: no copy of the routers' choices");
+                }
                 if kernels == "auto" {
                     let own = operations.iter().filter(|(step, k)| step == id && !k.name.starts_with("cpu."));
                     let sum: i64 = own.map(|(_, k)| k.end_ns - k.begin_ns).sum();
@@ -610,6 +629,16 @@ fn the_device_s_time_of_a_step_is_known_whatever_times_its_kernels() {
             assert_eq!(json["cost"]["verify_ratio"].is_number(), apart, "{kernels}, {draft}: {}", json["cost"]);
             assert!(json["cost"]["step_ratio"].is_number());
             let warnings = json["warnings"].as_array().unwrap();
+            assert!(!warnings.iter().any(|w| w["code"] == "components_miss_the_step"), "{kernels}, {draft}: {warnings:?}");
+            let found = json["cost"]["attribution"].as_array().unwrap().iter();
+            let of: BTreeMap<&str, f64> = found.map(|a| (a["component"].as_str().unwrap(), a["verify_us"].as_f64().unwrap())).collect();
+            assert_eq!(of.contains_key("idle"), kernels == "cupti", "{kernels}, {draft}: {of:?}");
+            if kernels == "cupti" {
+                // What is not drafting is the pass.
+                let sum: f64 = of.iter().filter(|(name, _)| **name != "draft").map(|(_, us)| us).sum();
+                let pass = json["cost"]["verify_us"].as_f64().unwrap();
+                assert!((sum / pass - 1.0).abs() < 1e-3 && of["tap"] > 0.0, "{draft}: {sum} of {pass}: {of:?}");
+            }
             assert_eq!(warnings.iter().any(|w| w["code"] == "drafting_not_apart"), !apart, "{kernels}, {draft}");
         }
     }

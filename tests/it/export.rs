@@ -148,6 +148,21 @@ fn a_timeline_has_every_step_row_and_layer() {
     assert_eq!(timeline["otherData"]["emulated"], true);
 }
 
+/// Kernels of an emulated device have times that are nobody's: there is no slice of them.
+#[test]
+fn an_emulated_device_has_no_slices_of_kernels() {
+    let (_dir, path) = recorded();
+    let manifest = path.join("manifest.json");
+    let emulated = |text: String| text.replace("\"emulated\": false", "\"emulated\": true");
+    let before = timeline(&path, &[]);
+    std::fs::write(&manifest, emulated(std::fs::read_to_string(&manifest).unwrap())).unwrap();
+    let after = timeline(&path, &[]);
+    let kernels = |timeline: &Value| timeline["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X" && e["pid"] == 6).count();
+    assert!(kernels(&before) > 0 && kernels(&after) == 0);
+    assert!(after["otherData"]["times"].as_str().unwrap().contains("left out"));
+    assert_eq!(slices(&before, "step").len(), slices(&after, "step").len());
+}
+
 #[test]
 fn a_recording_has_its_operations_and_samples_on_tracks() {
     let (_dir, path) = recorded();

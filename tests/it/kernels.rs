@@ -54,6 +54,31 @@ fn faults_in_kernels_are_seen() {
     assert!(output.status.success(), "{text}");
 }
 
+/// A kernel with a register too many is named, in whatever image; one with its bound's is not.
+#[test]
+fn registers_have_a_bound() {
+    let script = r#"
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import build
+threads, report = build.threads_of(), json.loads((build.PREBUILT / "report.json").read_text())
+assert not list(build.over(report, threads))
+for kernel, most in ("dense_fp8_r1", 128), ("experts_down_fp8_r4", 168), ("kda_delta", 128), ("moe_plan", 32), ("route", 255):
+    assert build.bound(kernel, threads[kernel]) == most, (kernel, build.bound(kernel, threads[kernel]))
+    for image in ("sm_80.cubin", "sm_120.cubin"):
+        found = report["images"][image]["kernels"][kernel]
+        was = found["registers"]
+        for registers, wrong in ((most, False), (most + 1, True), (None, True)):
+            found["registers"] = registers
+            named = list(build.over(report, threads))
+            assert [n.startswith(f"{image}: {kernel}: ") for n in named] == [True] * wrong, named
+        found["registers"] = was
+assert build.TABLE.read_text() == build.table(report, threads)
+"#;
+    let output = Command::new(python()).args(["-c", script]).arg(here("kernels")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn committed_images_are_those_of_the_sources_and_nothing_spills() {
     let output = Command::new(python()).arg(here("kernels/build.py")).arg("--check").output().unwrap();

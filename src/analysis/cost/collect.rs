@@ -1,7 +1,7 @@
 //! Operations and step times to integer sums, in one pass over the operations.
 
 use super::noise::Lasted;
-use super::ratios::Cell;
+use super::ratios::{Cell, Matched};
 use super::regression::Moments;
 use super::times::RequestTimes;
 use super::{StepTime, Timed};
@@ -153,6 +153,11 @@ impl Collected {
     pub fn decode_mean_ns(&self, of: fn(&Cell) -> [u64; 2]) -> Option<f64> {
         let (sum, n) = self.compared.buckets.iter().fold((0, 0), |(s, n), c| (s + of(c)[DECODE], n + c.n[DECODE]));
         (n > 0).then(|| sum as f64 / n as f64)
+    }
+
+    /// Mean time of a decode pass at the verify steps' context lengths, or over all where none is comparable, ns.
+    pub fn compared_decode_ns(&self) -> Option<f64> {
+        Matched::of(&self.compared.buckets).map(|m| m.decode_ns).or_else(|| self.decode_mean_ns(|c| c.pass_ns))
     }
 
     /// Mean time of a component in a verify step and in a decode step, ns: over the buckets that have both, weighed by verify

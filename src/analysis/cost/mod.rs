@@ -1,11 +1,12 @@
 //! What steps and experts cost: times joined with unions, verify steps matched with decode steps.
 //!
 //! `collect` reads the operations once into integer sums; `regression` fits experts' times, `ratios` compares steps, `draws` has both by
-//! resample, `times` says how sure mean times are, `noise` whether a few steps decide them, `bytes` answers with bytes where no time was measured.
+//! resample, `times` says how sure mean times are, `missed` whether components add up to a pass, `noise` whether a few steps decide them, `bytes` answers with bytes where no time was measured.
 
 mod bytes;
 mod collect;
 mod draws;
+mod missed;
 mod noise;
 mod ratios;
 pub(in crate::analysis) mod regression;
@@ -283,7 +284,7 @@ fn step_cost(
         speedup_median: tokens_per_step.zip(step_ratio_median).map(|(tokens, ratio)| tokens / ratio),
         all_rows,
         verify_us: collected.verify_mean_ns(|c| c.pass_ns).map(us).filter(|_| !hidden),
-        decode_us: matched.map(|m| m.decode_ns).or_else(|| collected.decode_mean_ns(|c| c.pass_ns)).map(us),
+        decode_us: collected.compared_decode_ns().map(us),
         verify_step_us: collected.verify_mean_ns(|c| c.step_ns).map(us),
         decode_step_us: matched.map(|m| m.decode_step_ns).or_else(|| collected.decode_mean_ns(|c| c.step_ns)).map(us),
         verify_us_median: median(middles.pass, collect::VERIFY).filter(|_| !hidden),
@@ -396,6 +397,9 @@ fn warnings(report: &Report, input: &Input<'_>, (collected, middles): (&Collecte
              --warmup where the first steps are the long ones"
         );
         warn(NOISY_TIMES, message);
+    }
+    if let Some(message) = missed::warning(collected, source) {
+        warn("components_miss_the_step", message);
     }
     let left_out: u64 = cost.contexts.iter().filter(|c| c.decode_steps == 0).map(|c| c.verify_steps).sum();
     if decode > 0 && left_out > 0 {

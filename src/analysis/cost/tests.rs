@@ -499,3 +499,24 @@ fn all_lengths_agree_with_plain_sums() {
     assert!((all.step_ratio.unwrap() - ratio).abs() < 1e-9 && (all.tokens_per_step.unwrap() - tokens).abs() < 1e-12);
     assert!((all.speedup.unwrap() - tokens / ratio).abs() < 1e-9 && within(all.speedup_ci95, tokens / ratio));
 }
+
+/// Device times of 4 % more than the operations, by step, and of 2 %.
+#[test]
+fn components_that_do_not_add_up_to_the_pass_are_said() {
+    for (percent, said) in [(98, false), (102, false), (96, true), (104, true)] {
+        let mut trace = Planted::new(9, |union, _| 20_000.0 + 2_000.0 * union, 0.0).requests(6, &|_| 3, &|_| 0.3);
+        trace.manifest.device.kind = "cuda".to_owned();
+        for (step, time) in trace.steps.iter().zip(&mut trace.times) {
+            let of = |i: &usize| trace.kernels.step_id[*i] == step.step_id;
+            let sum: i64 = (0..trace.kernels.len()).filter(of).map(|i| trace.kernels.end_ns[i] - trace.kernels.begin_ns[i]).sum();
+            let drafting = if step.rows > 1 { 7_000 } else { 0 };
+            time.device_ns = Some(drafting + (sum - drafting) * percent / 100);
+        }
+        let report = trace.report();
+        assert_eq!(report.cost.as_ref().unwrap().source, Some(TimeSource::Device));
+        assert_eq!(code(&report, "components_miss_the_step"), said, "{percent}: {:?}", report.warnings);
+    }
+    // Of a CPU's steps nobody expects it.
+    let report = Planted::new(9, |union, _| 20_000.0 + 2_000.0 * union, 0.0).requests(6, &|_| 3, &|_| 0.3).report();
+    assert!(!code(&report, "components_miss_the_step"));
+}

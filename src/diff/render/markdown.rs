@@ -68,9 +68,9 @@ fn body(c: &Comparison) -> String {
     for text in sensitivity(c) {
         out.push_str(&format!("\nCould see {}.\n", escape_markdown(&text)));
     }
-    if let Some(share) = c.routing.as_ref().and_then(|r| r.share) {
-        let rows = c.routing.as_ref().map_or(0, |r| r.rows);
-        out.push_str(&format!("\nRouting: {:.2} % of {rows} rows of the same text chose other sets.\n", share * 100.0));
+    if let Some((r, share)) = c.routing.as_ref().and_then(|r| Some((r, r.share?))) {
+        let ties = r.near_ties.filter(|_| r.differing > 0).map_or_else(String::new, |n| format!(", {n} of {} at near-ties", r.differing));
+        out.push_str(&format!("\nRouting: {:.2} % of {} rows of the same text chose other sets{ties}.\n", share * 100.0, r.rows));
     }
     for (side, names) in [("base", &c.one_sided.base), ("candidate", &c.one_sided.candidate)] {
         if !names.is_empty() {

@@ -117,8 +117,9 @@ fn tail(c: &Comparison, options: &TextOptions) -> String {
             .map_or_else(|| "no rows to compare".to_owned(), |share| format!("{:.2} % of {} rows chose other sets", share * 100.0, r.rows));
         let worst = r.layers.iter().filter(|l| l.differing > 0).max_by(|a, b| (a.differing * b.rows).cmp(&(b.differing * a.rows)));
         let worst = worst.map_or_else(String::new, |l| format!(", most in layer {} ({} of {})", l.layer, l.differing, l.rows));
+        let ties = r.near_ties.filter(|_| r.differing > 0).map_or_else(String::new, |n| format!("; {n} of {} are near-ties", r.differing));
         let cut = if r.truncated { "; rows beyond the first were left out" } else { "" };
-        out.push_str(&paragraph("routing     ", &format!("{share}{worst}{cut}"), width));
+        out.push_str(&paragraph("routing     ", &format!("{share}{worst}{ties}{cut}"), width));
     }
     for (side, names) in [("base", &c.one_sided.base), ("candidate", &c.one_sided.candidate)] {
         if !names.is_empty() {

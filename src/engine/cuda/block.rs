@@ -6,7 +6,7 @@ use super::block_ops::{self, BlockShape};
 use super::block_space::BlockSpace;
 use super::block_weights::{DeviceBlockLayer, DeviceDspark};
 use super::device::Device;
-use super::ops;
+use super::ops::{self, Projection};
 use super::site::Part;
 use super::weights::DeviceWeights;
 use crate::engine::EngineError;
@@ -106,15 +106,22 @@ impl<'m> CudaDspark<'m> {
         }
     }
 
-    /// Appends keys and values of the rows at `x` to a layer's cache.
-    fn append(&self, layer: usize, w: &DeviceBlockLayer, x: u64, shape: BlockShape) -> Result<(), EngineError> {
+    /// Appends keys and values of the rows at `x` to a layer's cache; a block's rows have queries as well.
+    fn append(&self, layer: usize, w: &DeviceBlockLayer, x: u64, shape: BlockShape, queries: bool) -> Result<(), EngineError> {
         let (d, s, width) = (&*self.device, &self.space, self.config.kv_width());
-        let damage = s.damage(layer, Part::Attention);
-        ops::dense(d, &w.k, x, shape.rows, s.raw.at(0), width)?;
-        let keys = (s.raw.at(0), w.k_norm.at(0));
-        block_ops::block_heads(d, shape, self.config.kv_heads, keys, self.config.rms_eps, true, s.keys(layer), damage)?;
-        ops::dense(d, &w.v, x, shape.rows, s.raw.at(0), width)?;
-        block_ops::block_values(d, shape, s.raw.at(0), width, s.values(layer))
+        let (damage, eps, [keys, values, raw]) = (s.damage(layer, Part::Attention), self.config.rms_eps, s.raw());
+        let all = [
+            Projection { w: &w.k, out: keys, stride: width },
+            Projection { w: &w.v, out: values, stride: width },
+            Projection { w: &w.q, out: raw, stride: self.config.query_width() },
+        ];
+        ops::project(d, x, shape.rows, if queries { &all } else { &all[..2] })?;
+        block_ops::block_heads(d, shape, self.config.kv_heads, (keys, w.k_norm.at(0)), eps, true, s.keys(layer), damage)?;
+        block_ops::block_values(d, shape, values, width, s.values(layer))?;
+        if queries {
+            block_ops::block_heads(d, shape, self.config.heads, (raw, w.q_norm.at(0)), eps, false, s.queries.at(0), damage)?;
+        }
+        Ok(())
     }
 
     /// Puts the injection of up to [`PASS_ROWS`] tapped rows at `taps`, `[rows, taps * H]`, into the stream: they become context.
@@ -127,7 +134,7 @@ impl<'m> CudaDspark<'m> {
         for (number, layer) in w.layers.iter().enumerate() {
             self.label(Some(number), Component::Commit);
             // The rows as they are: the layer's input norm is for the block's rows only.
-            self.append(number, layer, s.normed.at(0), self.shape(rows, span))?;
+            self.append(number, layer, s.normed.at(0), self.shape(rows, span), false)?;
         }
         Ok(())
     }
@@ -144,13 +151,9 @@ impl<'m> CudaDspark<'m> {
             self.label(Some(number), Component::Draft);
             // The branch of the layer before is added here.
             norm(if number == 0 { 0 } else { branch }, layer.input_norm.at(0), normed, s.damage(number, Part::Input))?;
-            self.append(number, layer, normed, shape)?;
-            let damage = s.damage(number, Part::Attention);
-            ops::dense(d, &layer.q, normed, c.block_size, s.raw.at(0), c.query_width())?;
-            let queries = s.queries.at(0);
-            block_ops::block_heads(d, shape, c.heads, (s.raw.at(0), layer.q_norm.at(0)), c.rms_eps, false, queries, damage)?;
+            self.append(number, layer, normed, shape, true)?;
             let cache = (s.keys(number), s.values(number));
-            block_ops::block_attend(d, shape, queries, cache, block.splits, (s.parts.at(0), s.stats.at(0)), s.mixed.at(0))?;
+            block_ops::block_attend(d, shape, s.queries.at(0), cache, block.splits, (s.parts.at(0), s.stats.at(0)), s.mixed.at(0))?;
             ops::dense(d, &layer.out, s.mixed.at(0), c.block_size, branch, c.hidden)?;
             norm(branch, layer.post_norm.at(0), normed, s.damage(number, Part::PostNorm))?;
             self.label(Some(number), Component::Dense);

@@ -186,9 +186,7 @@ impl Drafter for CudaDsparkDrafter<'_> {
         }
         let (each, count, m) = (self.row_bytes(), next_tokens.len(), &self.dspark);
         let to = m.space.taps.inside(self.waiting * each, count * each)?;
-        m.device.of_module(Module::Draft);
-        m.label(None, Component::Commit);
-        m.device.copy(self.target.inside(0, count * each)?, to, count * each)?;
+        m.device.keep_rows(self.target.inside(0, count * each)?, to, count * each)?;
         self.waiting += count;
         if self.waiting > MAX_WAITING { self.flush() } else { Ok(()) }
     }

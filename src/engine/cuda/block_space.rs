@@ -1,5 +1,6 @@
 //! Device memory of a block drafter: rows of a pass, and the keys and values of its context.
 
+use super::PASS_ROWS;
 use super::block_weights::block_floats;
 use super::buffer::Buffer;
 use super::device::Device;
@@ -30,8 +31,10 @@ pub(super) struct BlockSpace {
     pub branch: Buffer,
     /// Rows after the final norm.
     pub output: Buffer,
-    /// Queries or keys before their norm.
-    pub raw: Buffer,
+    /// Keys, values and queries before norms, `[PASS_ROWS, width]` each; see [`BlockSpace::raw`].
+    raw: Buffer,
+    /// Numbers of all keys of it.
+    raw_keys: usize,
     pub queries: Buffer,
     pub parts: Buffer,
     pub stats: Buffer,
@@ -81,6 +84,7 @@ impl BlockSpace {
             branch: floats(branch)?,
             output: floats(output)?,
             raw: floats(raw)?,
+            raw_keys: PASS_ROWS * width,
             queries: floats(queries)?,
             parts: floats(parts)?,
             stats: floats(stats)?,
@@ -91,6 +95,11 @@ impl BlockSpace {
             bias: floats(bias)?,
             cache: KvCaches { keys: floats(cached)?, values: floats(cached)?, stride: room * width },
         })
+    }
+
+    /// Where keys, values and queries are before norms.
+    pub fn raw(&self) -> [u64; 3] {
+        [0, 1, 2].map(|part| self.raw.float(part * self.raw_keys))
     }
 
     /// A layer's keys.

@@ -117,7 +117,7 @@ pub(super) fn block_floats(config: &DsparkConfig, room: usize) -> [usize; 14] {
         row,
         row,
         row,
-        rows * config.query_width().max(config.kv_width()),
+        rows * (config.query_width() + 2 * config.kv_width()),
         rows * config.query_width(),
         splits * config.head_dim,
         splits * 2,

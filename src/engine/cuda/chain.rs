@@ -140,9 +140,7 @@ impl Drafter for CudaMtpDrafter<'_> {
         }
         let (each, count) = (self.row_bytes(), next_tokens.len());
         let to = self.rows.inside(self.waiting.len() * each, count * each)?;
-        self.mtp.device.of_module(Module::Draft);
-        self.mtp.device.label(None, Component::Commit);
-        self.mtp.device.copy(self.target.inside(0, count * each)?, to, count * each)?;
+        self.mtp.device.keep_rows(self.target.inside(0, count * each)?, to, count * each)?;
         self.waiting.extend_from_slice(next_tokens);
         if self.waiting.len() > MAX_WAITING { self.flush(1) } else { Ok(()) }
     }

@@ -266,6 +266,17 @@ impl Device {
         self.timer.borrow_mut().of_module(module);
     }
 
+    /// Keeps rows of the target for a drafter, behind the step's last wait: copies `bytes` bytes as [`Device::copy`] does.
+    pub(super) fn keep_rows(&self, from: u64, to: u64, bytes: usize) -> Result<(), EngineError> {
+        self.of_module(Module::Draft);
+        self.label(None, Component::Commit);
+        self.spans.borrow_mut().begin()?;
+        self.copy(from, to, bytes)?;
+        let mut spans = self.spans.borrow_mut();
+        spans.is_late();
+        spans.end()
+    }
+
     /// Lets the stream copy `bytes` bytes between places of device memory, which must be inside buffers and apart.
     pub(super) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), EngineError> {
         self.launch(Launched::copy("memcpy DtoD"), || {
@@ -319,17 +330,18 @@ impl Device {
 
     /// Ends a step: tells a tap the device's time of it, and of the kernels that CUPTI has recorded. Waits for what has not been waited for.
     pub(super) fn settle(&self, tap: &mut dyn ForwardTap) -> Result<(), EngineError> {
+        let profiled = self.profiler.borrow().as_ref().is_some_and(Profiler::has_records);
+        self.taken()?.into_iter().for_each(|kernel| tap.kernel(kernel));
         // An emulated device's time is measured like any other and told to nobody.
-        if let Some(ns) = self.spans.borrow_mut().take(self.waited.get())?.filter(|_| !self.is_emulated()) {
+        if let Some(ns) = self.spans.borrow_mut().take(self.waited.get() && !profiled)?.filter(|_| !self.is_emulated()) {
             tap.device_time(ns);
         }
-        self.taken()?.into_iter().for_each(|kernel| tap.kernel(kernel));
         Ok(())
     }
 
     /// Forgets the passes since the step before: what has no steps has no times.
     pub(super) fn forget_times(&self) {
-        *self.spans.borrow_mut() = Spans::new(self.stream);
+        self.spans.borrow_mut().forget();
     }
 
     /// The kernels that CUPTI has recorded since the step began; waits for them.
@@ -391,7 +403,7 @@ impl Drop for Device {
         // Both belong to the context.
         *self.profiler.borrow_mut() = None;
         *self.timer.borrow_mut() = Timer::new(self.stream);
-        *self.spans.borrow_mut() = Spans::new(self.stream);
+        self.spans.borrow_mut().forget();
         // SAFETY: every buffer holds the device, so none is left; what fails here is gone with the process.
         unsafe {
             let _ = result::stream::destroy(self.stream);

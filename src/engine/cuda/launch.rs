@@ -4,7 +4,7 @@ use super::device::{Device, failed};
 use super::long_ops::Tiles;
 use super::matrix::{RawMatrix, Strides};
 use super::moved::Moved;
-use super::ops::{Delta, Heads, KdaRows, Plan};
+use super::ops::{Delta, Heads, KdaRows, Plan, RawProjections};
 use super::timer::Launched;
 use crate::engine::EngineError;
 use cudarc::driver::result;
@@ -17,6 +17,7 @@ impl Parameter for i32 {}
 impl Parameter for f32 {}
 impl Parameter for f64 {}
 impl Parameter for RawMatrix {}
+impl Parameter for RawProjections {}
 impl Parameter for Strides {}
 impl Parameter for Plan {}
 impl Parameter for Tiles {}

@@ -6,7 +6,7 @@
 use super::PASS_ROWS;
 use super::device::Device;
 use super::launch::Launch;
-use super::matrix::{DeviceMatrix, Form};
+use super::matrix::{DeviceMatrix, Form, RawMatrix};
 use super::moved::Moved;
 use crate::engine::EngineError;
 use crate::engine::made::Recipe;
@@ -117,9 +117,49 @@ pub(super) fn embed(d: &Device, table: &DeviceMatrix, tokens: u64, rows: usize, 
     Launch::new(d, name, [rows, 1, 1], 128).moves(moved).arg(table.raw).arg(tokens).arg(out).arg(damage.at).arg(damage.site).run()
 }
 
+/// Projections of one launch, `SP_PROJECTIONS` of `kernels/dense.cu`.
+const PROJECTIONS: usize = 6;
+
+/// `SpProjections` of `kernels/dense.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawProjections {
+    w: [RawMatrix; PROJECTIONS],
+    out: [u64; PROJECTIONS],
+    stride: [i32; PROJECTIONS],
+    first: [i32; PROJECTIONS],
+    count: i32,
+}
+
+/// A projection of a pass's rows: `out[n * stride ..] = W x[n]`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Projection<'w> {
+    pub w: &'w DeviceMatrix,
+    pub out: u64,
+    pub stride: usize,
+}
+
 /// `out[n * stride ..] = W x[n]` for dense rows of x.
 pub(super) fn dense(d: &Device, w: &DeviceMatrix, x: u64, rows: usize, out: u64, stride: usize) -> Done {
-    let name = match (w.form, rows) {
+    project(d, x, rows, &[Projection { w, out, stride }])
+}
+
+/// Projections of the same rows. Those in the same format are one launch.
+pub(super) fn project(d: &Device, x: u64, rows: usize, projections: &[Projection<'_>]) -> Done {
+    let mut forms: Vec<Form> = Vec::new();
+    for p in projections {
+        if !forms.contains(&p.w.form) {
+            forms.push(p.w.form);
+            let alike: Vec<_> = projections.iter().filter(|other| other.w.form == p.w.form).collect();
+            alike.chunks(PROJECTIONS).try_for_each(|some| launch_projections(d, x, rows, some))?;
+        }
+    }
+    Ok(())
+}
+
+fn launch_projections(d: &Device, x: u64, rows: usize, projections: &[&Projection<'_>]) -> Done {
+    let Some(Projection { w: any, .. }) = projections.first() else { return Ok(()) };
+    let name = match (any.form, rows) {
         (Form::F32, 1) => "dense_f32_r1",
         (Form::F32, ..=4) => "dense_f32_r4",
         (Form::F32, _) => "dense_f32_r16",
@@ -136,10 +176,26 @@ pub(super) fn dense(d: &Device, w: &DeviceMatrix, x: u64, rows: usize, out: u64,
         (Form::Mxfp4, ..=4) => "dense_mxfp4_r4",
         (Form::Mxfp4, _) => "dense_mxfp4_r16",
     };
-    let moved = Moved::bytes(w.stored() + rows * (w.cols() + w.rows()) * 4);
-    let launch = Launch::new(d, name, [w.rows().div_ceil(16), 1, 1], 128).moves(moved);
-    launch.arg(w.raw).arg(x).int(w.cols()).arg(out).int(stride).int(rows).run()
+    // Four outputs a warp. Few warps are spread one a block, so that each multiprocessor has some.
+    let warps: usize = projections.iter().map(|p| p.w.rows().div_ceil(4)).sum();
+    let per_block = if warps < SPREAD * d.units().map_or(1, |units| units as usize) { 1 } else { 4 };
+    let none = RawMatrix { codes: 0, scales: 0, rows: 0, cols: 0, row_shift: 0, col_shift: 0 };
+    let mut raw =
+        RawProjections { w: [none; PROJECTIONS], out: [0; PROJECTIONS], stride: [0; PROJECTIONS], first: [0; PROJECTIONS], count: 0 };
+    let int = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let (mut blocks, mut bytes) = (0, 0);
+    for (m, p) in projections.iter().enumerate() {
+        (raw.w[m], raw.out[m], raw.stride[m], raw.first[m]) = (p.w.raw, p.out, int(p.stride), int(blocks));
+        blocks += p.w.rows().div_ceil(4 * per_block);
+        bytes += p.w.stored() + rows * (p.w.cols() + p.w.rows()) * 4;
+    }
+    raw.count = int(projections.len());
+    let launch = Launch::new(d, name, [blocks, 1, 1], 32 * per_block as u32).moves(Moved::bytes(bytes));
+    launch.arg(raw).arg(x).int(any.cols()).int(rows).run()
 }
+
+/// Warps a multiprocessor below which a launch of [`project`] has one a block.
+const SPREAD: usize = 16;
 
 /// The numbers of a router's choice.
 #[derive(Debug, Clone, Copy)]

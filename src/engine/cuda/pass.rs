@@ -5,9 +5,9 @@ use super::device::Device;
 use super::long::LongRows;
 use super::long_ops::{self, EXPERT_ROWS, Tiles, most_tiles};
 use super::matrix::DeviceMatrix;
-use super::ops::{self, Choice, Heads, KdaFilters, MlaShape};
+use super::ops::{self, Choice, Heads, KdaFilters, MlaShape, Projection};
 use super::planned::PlannedRows;
-use super::ring::Shape;
+use super::ring::{Shape, Taken};
 use super::site::{Part, Site};
 use super::state::KdaStates;
 use super::weights::{DeviceAttention, DeviceGated, DeviceKda, DeviceLayer, DeviceMla, DeviceMlp};
@@ -132,6 +132,14 @@ impl Pass<'_> {
         }
     }
 
+    /// Several projections of those rows.
+    fn project(&self, x: u64, projections: &[Projection<'_>]) -> Done {
+        match self.long() {
+            Some(_) => projections.iter().try_for_each(|p| self.dense(p.w, x, p.out, p.stride)),
+            None => ops::project(self.device, x, self.rows, projections),
+        }
+    }
+
     fn kda(&self, layer: usize, w: &DeviceKda, states: &KdaStates, number: usize) -> Done {
         let (d, ws, rows) = (self.device, self.ws, self.rows);
         let shape = states.shape;
@@ -144,12 +152,18 @@ impl Pass<'_> {
         }
         let fresh = long.map_or_else(|| states.raw(number, shape.taps - 1 + self.pending), |long| long.raw(shape.taps - 1));
         self.input(x, self.config.hidden)?;
-        for (i, matrix) in [&w.q, &w.k, &w.v].into_iter().enumerate() {
-            self.dense(matrix, x, fresh + (i * width * 4) as u64, 3 * width)?;
-        }
-        self.dense(&w.f, x, forget, width)?;
-        self.dense(&w.g, x, gate, width)?;
-        self.dense(&w.b, x, ws.beta.at(0), shape.heads)?;
+        let raw = |i: usize| fresh + (i * width * 4) as u64;
+        self.project(
+            x,
+            &[
+                Projection { w: &w.q, out: raw(0), stride: 3 * width },
+                Projection { w: &w.k, out: raw(1), stride: 3 * width },
+                Projection { w: &w.v, out: raw(2), stride: 3 * width },
+                Projection { w: &w.f, out: forget, stride: width },
+                Projection { w: &w.g, out: gate, stride: width },
+                Projection { w: &w.b, out: ws.beta.at(0), stride: shape.heads },
+            ],
+        )?;
         let filters = KdaFilters {
             q: w.q_conv.at(0),
             k: w.k_conv.at(0),
@@ -181,20 +195,21 @@ impl Pass<'_> {
         let [gate, mixed] = [0, 1].map(|i: usize| ws.wide[i].at(0));
         let outputs = c.heads * c.qk_head_dim();
         self.input(x, c.hidden)?;
-        match &w.query_low {
-            None => self.dense(&w.query, x, query, outputs)?,
-            Some((norm, second)) => {
-                let [low, normed] = [0, 1].map(|i: usize| ws.low[i].at(0));
-                let rank = w.query.rows();
-                self.dense(&w.query, x, low, rank)?;
-                ops::rmsnorm(d, low, 0, norm.at(0), c.rms_eps, (rows, rank), normed, damage)?;
-                self.input(normed, rank)?;
-                self.dense(second, normed, query, outputs)?;
-                self.input(x, c.hidden)?;
-            }
+        let (rank, low) = (w.query.rows(), [0, 1].map(|i: usize| ws.low[i].at(0)));
+        let first = if w.query_low.is_some() { (low[0], rank) } else { (query, outputs) };
+        self.project(
+            x,
+            &[
+                Projection { w: &w.query, out: first.0, stride: first.1 },
+                Projection { w: &w.kv_a, out: ws.compressed.at(0), stride: c.kv_lora_rank + c.qk_rope_head_dim },
+                Projection { w: &w.gate, out: gate, stride: c.mla_gate_rows() },
+            ],
+        )?;
+        if let Some((norm, second)) = &w.query_low {
+            ops::rmsnorm(d, low[0], 0, norm.at(0), c.rms_eps, (rows, rank), low[1], damage)?;
+            self.input(low[1], rank)?;
+            self.dense(second, low[1], query, outputs)?;
         }
-        self.dense(&w.kv_a, x, ws.compressed.at(0), c.kv_lora_rank + c.qk_rope_head_dim)?;
-        self.dense(&w.gate, x, gate, c.mla_gate_rows())?;
         ops::mla_append(d, shape, ws.compressed.at(0), w.kv_norm.at(0), c.rms_eps, rows, cache, damage)?;
         ops::mla_query(d, shape, &w.kv_b, query, rows, ws.absorbed.at(0))?;
         let (read, context) = ((ws.absorbed.at(0), cache), ws.context.at(0));
@@ -256,7 +271,8 @@ impl Pass<'_> {
     pub fn bring(&self, shape: Shape) -> Done {
         self.label(None, Component::Head);
         self.ws.bring(shape, self.config)?;
-        self.label(None, Component::Router);
+        // The verdict comes with the choices; without them the copy is the verdict's.
+        self.label(None, if shape.taken == Taken::Nothing { Component::Sampling } else { Component::Tap });
         self.ws.bring_choices(shape.taken, self.config)
     }
 

@@ -12,13 +12,15 @@ pub(super) struct Spans {
     events: Vec<sys::CUevent>,
     /// Events that were recorded: an odd number while a pass is open.
     used: usize,
+    /// Whether the last of them is of what nobody waits for in its step.
+    late: bool,
     stream: sys::CUstream,
 }
 
 impl Spans {
     /// No passes in `stream`.
     pub fn new(stream: sys::CUstream) -> Self {
-        Self { events: Vec::new(), used: 0, stream }
+        Self { events: Vec::new(), used: 0, late: false, stream }
     }
 
     fn record(&mut self) -> Result<(), EngineError> {
@@ -33,7 +35,13 @@ impl Spans {
     /// A pass begins; one that is open ends.
     pub fn begin(&mut self) -> Result<(), EngineError> {
         self.end()?;
+        self.late = false;
         self.record()
+    }
+
+    /// What has begun is waited for in the next step only, whose time it is part of unless the device was waited for again.
+    pub fn is_late(&mut self) {
+        self.late = true;
     }
 
     /// The pass that is open ends, if one is.
@@ -42,7 +50,7 @@ impl Spans {
     }
 
     /// The sum over the passes of the time between their two events, ns; `None` without passes. Waits for the last, unless all was `waited`
-    /// for. The next passes are another step's.
+    /// for but what is late: that is left for the next step, as the next passes are.
     pub fn take(&mut self, waited: bool) -> Result<Option<i64>, EngineError> {
         self.end()?;
         let used = std::mem::take(&mut self.used);
@@ -51,11 +59,21 @@ impl Spans {
             // SAFETY: recorded above or before.
             unsafe { result::event::synchronize(self.events[last]) }.map_err(|e| failed("waiting for a step", e))?;
         }
-        let mut sum = 0_i64;
-        for pair in self.events[..used].chunks_exact(2) {
-            sum = sum.saturating_add(elapsed_ns(pair[0], pair[1])?);
+        let left = if self.late && waited { 2 } else { 0 };
+        let mut sum = None;
+        for pair in self.events[..used - left].chunks_exact(2) {
+            sum = Some(sum.unwrap_or(0_i64).saturating_add(elapsed_ns(pair[0], pair[1])?));
         }
-        Ok(Some(sum))
+        if left > 0 {
+            self.events[..used].rotate_right(left);
+            self.used = left;
+        }
+        Ok(sum)
+    }
+
+    /// Forgets the passes so far.
+    pub fn forget(&mut self) {
+        (self.used, self.late) = (0, false);
     }
 }
 

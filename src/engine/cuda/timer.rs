@@ -116,9 +116,9 @@ impl Timer {
         Tagged { label: self.label, launched }
     }
 
-    /// Something was launched. A copy's time counts with the kernel after it.
+    /// Something was launched.
     pub fn launched(&mut self, launched: Launched) -> Result<(), EngineError> {
-        if self.since.is_none() || launched.grid.is_none() {
+        if self.since.is_none() {
             return Ok(());
         }
         self.mark(Mark::Launch(self.tag(launched)))
@@ -155,9 +155,9 @@ impl Timer {
                     correlation_id: None,
                     graph_node_id: None,
                     grid: launched.grid,
-                    block: Some([launched.block, 1, 1]),
+                    block: launched.grid.map(|_| [launched.block, 1, 1]),
                     registers: launched.registers,
-                    shared_bytes: Some(launched.shared_bytes),
+                    shared_bytes: launched.grid.map(|_| launched.shared_bytes),
                 });
             }
             begin = end;
@@ -181,7 +181,7 @@ pub(super) fn record(event: sys::CUevent, stream: sys::CUstream) -> Result<(), E
 pub(super) fn elapsed_ns(begin: sys::CUevent, end: sys::CUevent) -> Result<i64, EngineError> {
     // SAFETY: as above.
     let ms = unsafe { result::event::elapsed(begin, end) }.map_err(|e| failed("the time of an event", e))?;
-    Ok((f64::from(ms) * 1e6) as i64)
+    Ok((f64::from(ms) * 1e6).round() as i64)
 }
 
 impl Drop for Timer {

@@ -23,8 +23,10 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
+    /// Reads them; of an emulated device there are none, for their times are nobody's.
     pub(super) fn read(trace: &Trace, wanted: &RangeInclusive<u32>) -> Result<Self, ExportError> {
-        let mut events: Vec<(u32, KernelEvent)> = trace.kernels()?.into_iter().filter(|(step, _)| wanted.contains(step)).collect();
+        let all = if trace.manifest().emulated { Vec::new() } else { trace.kernels()? };
+        let mut events: Vec<(u32, KernelEvent)> = all.into_iter().filter(|(step, _)| wanted.contains(step)).collect();
         events.sort_by_key(|(_, k)| (k.begin_ns, Reverse(k.end_ns)));
         let streams: BTreeSet<Option<u32>> = events.iter().map(|(_, k)| k.stream).collect();
         let (mut tracks, mut names) = (vec![0; events.len()], Vec::new());

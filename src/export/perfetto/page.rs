@@ -33,6 +33,7 @@ impl<'a> Page<'a> {
 
     pub(super) fn open(&mut self, trace: &Trace) -> Result<(), ExportError> {
         let m = trace.manifest();
+        let kernels = if m.emulated { "an emulated device's kernels have no times and are left out" } else { "of kernels the device's" };
         let facts = json!({
             "trace": trace.dir().file_name().map(|n| n.to_string_lossy()),
             "model": m.model.name,
@@ -41,7 +42,7 @@ impl<'a> Page<'a> {
             "device": format!("{} {}", m.device.kind, m.device.name),
             "emulated": m.emulated,
             "origin_unix_ns": self.origin,
-            "times": "host clock, of kernels the device's; rows are not timed one by one and span their pass, as layers without operations do",
+            "times": format!("host clock, {kernels}; rows are not timed one by one and span their pass, as layers without operations do"),
             "written_by": concat!("specprof ", env!("CARGO_PKG_VERSION")),
             "everything": format!("specprof export --format jsonl gives all rows ({})", jsonl::FORMAT),
         });
