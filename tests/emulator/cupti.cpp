@@ -62,6 +62,8 @@ uint64_t hosts_now() {
     return ns + (ns - origin) / 1000000 * knob("EMU_CUPTI_CLOCK");
 }
 
+uint64_t clock_now() { return hosts_clock() ? hosts_now() : now; }
+
 size_t size_of(uint32_t kind) {
     static const size_t kernel = knob("EMU_CUPTI_KERNEL_SIZE") ? knob("EMU_CUPTI_KERNEL_SIZE") : 216;
     switch (kind) {
@@ -182,14 +184,14 @@ API cuptiGetVersion(uint32_t* version) {
     *version = knob("EMU_CUPTI_VERSION") ? uint32_t(knob("EMU_CUPTI_VERSION")) : 130001;
     return OK;
 }
-API cuptiGetTimestamp(uint64_t* at) { *at = hosts_clock() ? hosts_now() : now; return OK; }
+API cuptiGetTimestamp(uint64_t* at) { *at = clock_now(); return OK; }
 API cuptiGetResultString(uint32_t, const char** text) { *text = "CUPTI_ERROR_OF_THE_EMULATOR"; return OK; }
 API cuptiSubscribe(void** subscriber, Callback c, void* u) {
     while (knob("EMU_CUPTI_HANG")) pause();
     if (subscribed || knob("EMU_CUPTI_BUSY")) return MULTIPLE_SUBSCRIBERS;
     auto set = driver() ? reinterpret_cast<void (*)(emu_hooks)>(dlsym(driver(), "emu_set_hooks")) : nullptr;
     if (!set) return UNKNOWN;
-    set({api, done, node, [] { return now; }});
+    set({api, done, node, clock_now});
     if (!subscribed_before) std::atexit(write_counts);
     subscribed_before = true;
     subscribed = true;
