@@ -14,6 +14,11 @@ test *args:
 test-fast:
     cargo test --release --no-default-features
 
+# The recorder without the analysis (no polars) is smaller than 30 MB; puts that program into target/release
+recorder-size:
+    cargo build --release --locked --no-default-features --bin specprof
+    @size=$(stat -c %s "${CARGO_TARGET_DIR:-target}/release/specprof"); echo "$size bytes"; test "$size" -lt 30000000
+
 # Registers, spills and images of the CUDA kernels (needs nvidia-cuda-nvrtc-cu12 of the version in kernels/build.py)
 kernels:
     python3 kernels/build.py
