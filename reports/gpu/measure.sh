@@ -4,7 +4,8 @@
 #   reports/gpu/measure.sh [SPECPROF]     the program, else `specprof` from PATH
 #
 # 1. The built-in model decodes to the same tokens as on the CPU, with made-up weights and planned experts too. 2. Made-up models, FP8 by
-# default, decode and verify with 1, 3, 5 and 8 drafts, with kernels untimed, so that steps run as graphs. 3. `calibrate` measures passes by
+# default, decode and verify with 1, 3, 5 and 8 drafts, with kernels untimed, so that steps run as graphs, and once with kernels timed in every
+# second step: components, what is unattributed, and what timing costs. 3. `calibrate` measures passes by
 # rows and distinct experts, and every kernel beside the time that its bytes take at the rate at which the device reads. 4. Prompts of one long
 # pass, beside the time that all weights take at that rate, and the operations a second that it and its parts reach. One file of it goes to reports/gpu/, named by device and date. NOT YET RUN ON A GPU.
 #
@@ -56,8 +57,11 @@ differs=
     echo
     echo "## Parity with the CPU engine"
     echo
-    echo "| model | experts | tokens |"
-    echo "|---|---|---|"
+    echo "Tokens of both engines, of the device with recording on and off (\`--self-check\`), and the routed rows of the same text that chose other experts:"
+    echo "near-ties are those whose routers had the same scores."
+    echo
+    echo "| model | experts | tokens | rows | other experts | near-ties |"
+    echo "|---|---|---|---|---|---|"
 } >"$work/table.md"
 
 # Model, storage (- = as stored) and routing.
@@ -66,17 +70,24 @@ parity() {
     quantised=
     [ "$2" = - ] || quantised="--quant $2"
     for backend in cpu cuda; do
+        check=
+        [ $backend = cpu ] || check=--self-check
         # shellcheck disable=SC2086
         "$specprof" -q record --model "$model" $quantised --routing "$routing" --prompt-tokens 24 --requests 2 --max-new-tokens 32 --ignore-eos \
-            --seed 1 --backend $backend --out "$work/parity-$backend" --force >/dev/null 2>"$work/error" ||
+            --seed 1 --backend $backend --router-probs $check --out "$work/parity-$backend" --force >/dev/null 2>"$work/error" ||
             fail "$model on $backend: $(cell "$work/error")" 3
     done
+    "$specprof" -q diff "$work/parity-cpu" "$work/parity-cuda" --allow device --format json -o "$work/diff.json" 2>"$work/error" ||
+        fail "$model: $(cell "$work/error")" 1
+    sed -n '/"routing": {/,/"layers"/p' "$work/diff.json" >"$work/routing.json"
     cpu=$(value token_hash "$work/parity-cpu/manifest.json")
     cuda=$(value token_hash "$work/parity-cuda/manifest.json")
     [ -n "$cpu" ] || fail "the CPU's trace has no token hash" 1
     same="the same"
     [ "$cpu" = "$cuda" ] || { same="OTHER ($cuda, not $cpu)"; differs="$differs $model"; }
-    echo "| $model $quantised | $routing | $same |" >>"$work/table.md"
+    row="| $model $quantised | $routing | $same"
+    for key in rows differing near_ties; do row="$row | $(value $key "$work/routing.json")"; done
+    echo "$row |" >>"$work/table.md"
 }
 parity demo - model
 for storage in bf16 fp8 mxfp4 int4; do
@@ -115,6 +126,32 @@ for shape in $shapes; do
             echo "| $shape $quant | $drafts | not run: $(cell "$work/error") | | | |" >>"$work/table.md"
         fi
     done
+done
+
+# Where the time of a verify step goes: kernels by CUPTI where it can be used, in every second step, so that what timing costs is measured.
+for shape in $shapes; do
+    draft=mtp
+    [ "$shape" != ling-3.0-tiny ] || draft=ngram
+    run="$work/$shape-kernels"
+    {
+        echo
+        echo "## Where the time goes, $shape $quant, windows of 4"
+        echo
+        if "$specprof" -q record --backend cuda --model "synthetic:$shape" --quant "$quant" --routing uniform --kernels auto --kernel-every 2 \
+            --draft $draft --draft-len 3 --prompt-tokens "$context" --requests 4 --max-new-tokens "$tokens" --ignore-eos --baseline-steps 64 \
+            --warmup 1 --out "$run" >/dev/null 2>"$work/error"; then
+            overhead=$(value overhead_share "$run/manifest.json")
+            [ "$overhead" != null ] || overhead=
+            echo "Timed steps take longer than untimed ones by a share of ${overhead:-unknown}."
+            echo
+            echo '```'
+            "$specprof" -q report "$run" --color never 2>"$work/error" || cat "$work/error"
+            echo '```'
+        else
+            echo "not run: $(cell "$work/error")"
+        fi
+    } >>"$work/table.md"
+    rm -rf "$run"
 done
 
 for shape in $shapes; do

@@ -45,7 +45,9 @@ use crate::metric::costs::CostTable;
 use crate::metric::report::Report;
 use crate::trace::manifest::{Manifest, WindowCompleteness};
 use crate::trace::{RequestEvent, TraceError};
-pub use advise::{fits as costs_fit, slope_intervals as cost_slope_intervals, slopes as cost_slopes, table_warnings as cost_warnings};
+pub use advise::{
+    PassCosts, fits as costs_fit, slope_intervals as cost_slope_intervals, slopes as cost_slopes, table_warnings as cost_warnings,
+};
 pub use cost::{Baseline, KernelSource, StepTime, Timed};
 pub use groups::GroupBy;
 pub use parallel::Parallel;

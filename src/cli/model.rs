@@ -4,6 +4,7 @@ mod drafter;
 mod render;
 mod summary;
 
+use super::calibrate::cost_table;
 use super::exit::Failure;
 use super::loading::LoadingBar;
 use super::record::check_kernel_src;
@@ -26,6 +27,7 @@ Examples:
   specprof model ling-3.0-flash
   specprof model ling-3.0-flash-fp4 --context 32768 --rows 2-9
   specprof model ./Ling-3.0-tiny --json
+  specprof model ling-3.0-flash-fp8 --costs costs.json
   specprof model ./Ling-3.0-flash-dspark --target ./Ling-3.0-flash
   specprof model CHECKPOINT --golden golden.safetensors
   specprof model DRAFTER --target CHECKPOINT --golden golden.safetensors
@@ -43,6 +45,9 @@ pub struct Args {
     /// Context length in tokens for the bytes of the attention cache
     #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000_000))]
     context: u32,
+    /// Times of passes on a device, as `calibrate -o` wrote them: the forecast has them beside the bytes
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "golden"])]
+    costs: Option<PathBuf>,
     /// Rows of a verify step to forecast: numbers and ranges, such as 2-6,9
     #[arg(long, value_name = "LIST", default_value = "2-6,8,9", value_parser = parse_rows)]
     rows: Rows,
@@ -99,6 +104,10 @@ pub fn run(args: &Args, ui: &mut Ui) -> Result<(), Failure> {
         (Some(model), _) => Summary::of_synthetic(&model, asked)?,
         (None, Some(preset)) => Summary::of_preset(&preset, asked)?,
         (None, None) => Summary::of_checkpoint(&open(&args.model)?, asked),
+    };
+    let summary = match &args.costs {
+        Some(path) => summary.with_costs(&cost_table(path)?).map_err(|why| Failure::Input(format!("{}: {why}", path.display())))?,
+        None => summary,
     };
     if args.shape.json() { ui.result(&json(&summary)?) } else { ui.result(&render::text(&summary, ui.width(), ui.color())) }
 }

@@ -1,7 +1,7 @@
 //! The cost table that `calibrate` measures: what a pass takes by its rows and its union.
 
 use super::Interval;
-use crate::trace::manifest::Warning;
+use crate::trace::manifest::{ModelShape, Warning};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -87,6 +87,22 @@ pub struct MeasuredModel {
     /// Whether its weights were made up.
     #[serde(default)]
     pub synthetic: bool,
+}
+
+impl MeasuredModel {
+    /// What a table says of a trace's model.
+    pub fn of(shape: &ModelShape) -> Self {
+        Self {
+            name: shape.name.clone(),
+            moe_layers: shape.moe_layers.len() as u16,
+            experts: shape.experts,
+            experts_per_token: shape.experts_per_token,
+            hidden_size: shape.hidden_size,
+            expert_size: shape.expert_size,
+            quantisation: shape.quantisation.clone(),
+            synthetic: shape.synthetic,
+        }
+    }
 }
 
 /// A time, as the median of repeated passes.

@@ -236,7 +236,7 @@ pub fn calibrate(
         emulated: bench.is_emulated(),
         timed_by: Some(bench.timed_by()),
         stream_gb_per_s,
-        model: measured_model(&shape),
+        model: MeasuredModel::of(&shape),
         context_len: grid.context_len,
         repeats: grid.repeats,
         seed: grid.seed,
@@ -244,20 +244,6 @@ pub fn calibrate(
         cells: measured.collect(),
         warnings: bench.warning().into_iter().collect(),
     }))
-}
-
-/// What a table says of its model.
-fn measured_model(shape: &crate::trace::manifest::ModelShape) -> MeasuredModel {
-    MeasuredModel {
-        name: shape.name.clone(),
-        moe_layers: shape.moe_layers.len() as u16,
-        experts: shape.experts,
-        experts_per_token: shape.experts_per_token,
-        hidden_size: shape.hidden_size,
-        expert_size: shape.expert_size,
-        quantisation: shape.quantisation.clone(),
-        synthetic: shape.synthetic,
-    }
 }
 
 /// Times of one cell's passes, µs, and the kernels of one.

@@ -238,6 +238,37 @@ fn advice_has_the_costs_of_the_table() {
     assert!(text.contains("by a calibrated table of costs") && text.contains("another device"), "{text}");
 }
 
+/// The forecast of a model has a table's times beside the bytes, by hand: T + 2 L (U - k) + 7 (W - 1) over T.
+#[test]
+fn a_forecast_has_the_times_of_a_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain: Value = serde_json::from_str(&run(dir.path(), &["model", "demo", "--json"]).1).unwrap();
+    let shape = &plain["shape"];
+    let (layers, k) = (shape["moe_layers"].as_u64().unwrap(), shape["experts_per_token"].as_u64().unwrap());
+    let model = serde_json::json!({"name": "demo", "moe_layers": (0..layers).collect::<Vec<_>>(), "experts": shape["experts"],
+        "experts_per_token": k, "hidden_size": shape["hidden_size"], "expert_size": shape["expert_size"], "quantisation": shape["quantisation"]});
+    let table = planted(dir.path(), &model);
+    let (code, stdout, stderr) = run(dir.path(), &["model", "demo", "--costs", &table, "--json"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let timed: Value = serde_json::from_str(&stdout).unwrap();
+    let decode = (100 + 2 * layers * k) as f64;
+    let rows = timed["forecast"]["by_rows"].as_array().unwrap();
+    assert!(rows.len() > 2);
+    for row in rows {
+        for case in [&row["uniform"], &row["maximum"]] {
+            let (w, union) = (row["rows"].as_f64().unwrap(), case["union"].as_f64().unwrap());
+            let want = (decode + 2.0 * layers as f64 * (union - k as f64) + 7.0 * (w - 1.0)) / decode;
+            assert!((case["calibrated_ratio"].as_f64().unwrap() - want).abs() < 1e-9, "{case}: {want}");
+        }
+    }
+    assert_eq!(timed["forecast"]["calibrated"]["device"], "planted");
+    assert!(plain["forecast"]["calibrated"].is_null() && plain["forecast"]["by_rows"][0]["uniform"]["calibrated_ratio"].is_null());
+    let (_, text, _) = run(dir.path(), &["model", "demo", "--costs", &table]);
+    assert!(text.contains("timed") && text.contains("timed by planted on planted, after 256 tokens of context"), "{text}");
+    let (code, _, stderr) = run(dir.path(), &["model", "ling-3.0-flash", "--costs", &table]);
+    assert!(code == 2 && stderr.contains("planted.json: is of another model"), "{code} {stderr}");
+}
+
 /// A table of a disturbed machine is doubted wherever it is used, whatever its own file says.
 #[test]
 fn noisy_costs_are_told() {

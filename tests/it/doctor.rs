@@ -169,11 +169,17 @@ fn the_script_that_measures_a_gpu_runs_to_its_end_dry() {
     assert!(written[0].to_str().unwrap().contains("specprof-emulator") && std::fs::read_to_string(&written[0]).unwrap() == table);
     assert!(table.contains("**Emulated: no device ran"), "{table}");
     for model in ["demo  | model", "synthetic:ling-nano --quant mxfp4 | model", "synthetic:ling-nano --quant fp8 | uniform"] {
-        assert!(table.contains(&format!("| {model} | the same |")), "{model}: {table}");
+        let row =
+            table.lines().find(|line| line.starts_with(&format!("| {model} | the same |"))).unwrap_or_else(|| panic!("{model}: {table}"));
+        // Routed rows, those of other experts, and near-ties among them.
+        let counts: Vec<u64> = row.split('|').skip(4).filter_map(|cell| cell.trim().parse().ok()).collect();
+        assert!(counts.len() == 3 && counts[0] > 100 && counts[1..] == [0, 0], "{row}");
     }
     for drafts in [1, 3, 5, 8] {
         assert!(table.contains(&format!("| ling-nano fp8 | {drafts} | unknown | unknown | unknown | unknown |")), "{table}");
     }
+    // The report of an emulated trace has no times.
+    assert!(table.contains("## Where the time goes, ling-nano fp8") && table.contains("by a share of unknown."), "{table}");
     for words in ["experts_gate_up_fp8_r16", "dense_bf16_r1", "of a pass of 16 rows and 64 experts a layer", "there are no times"] {
         assert!(table.contains(words), "{words}: {table}");
     }

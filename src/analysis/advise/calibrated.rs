@@ -5,7 +5,7 @@ use crate::analysis::Options;
 use crate::analysis::cost::regression::{Plane, plane};
 use crate::analysis::stats::{normals, percentile_interval};
 use crate::metric::advice::CostSource;
-use crate::metric::costs::{Cell, CostTable, Timed};
+use crate::metric::costs::{Cell, CostTable, MeasuredModel, Timed};
 use crate::metric::{Interval, Unit};
 use crate::trace::manifest::{Manifest, ModelShape};
 use rayon::prelude::*;
@@ -59,32 +59,83 @@ fn weights(table: &CostTable) -> Vec<f64> {
 /// # Errors
 /// What differs, as a sentence without the files' names.
 pub fn fits(table: &CostTable, model: &ModelShape) -> Result<(), String> {
-    let m = &table.model;
+    let differs =
+        |(what, ours, theirs): Difference| format!("is of another model: {what} {ours}, the trace's {theirs}; calibrate the trace's model");
+    difference(&table.model, &MeasuredModel::of(model)).map_or(Ok(()), |d| Err(differs(d)))
+}
+
+/// What differs, and what it is in the table and in the other.
+type Difference = (&'static str, String, String);
+
+/// The first thing in which two models' passes differ.
+fn difference(m: &MeasuredModel, other: &MeasuredModel) -> Option<Difference> {
     let known = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
     let same = [
-        (
-            "routed layers",
-            usize::from(m.moe_layers) == model.moe_layers.len(),
-            m.moe_layers.to_string(),
-            model.moe_layers.len().to_string(),
-        ),
-        ("experts", m.experts == model.experts, m.experts.to_string(), model.experts.to_string()),
+        ("routed layers", m.moe_layers == other.moe_layers, m.moe_layers.to_string(), other.moe_layers.to_string()),
+        ("experts", m.experts == other.experts, m.experts.to_string(), other.experts.to_string()),
         (
             "experts a token",
-            m.experts_per_token == model.experts_per_token,
+            m.experts_per_token == other.experts_per_token,
             m.experts_per_token.to_string(),
-            model.experts_per_token.to_string(),
+            other.experts_per_token.to_string(),
         ),
-        ("the hidden size", known(m.hidden_size, model.hidden_size), word(m.hidden_size), word(model.hidden_size)),
-        ("the experts' size", known(m.expert_size, model.expert_size), word(m.expert_size), word(model.expert_size)),
-        ("the experts' format", m.quantisation == model.quantisation, m.quantisation.clone(), model.quantisation.clone()),
+        ("the hidden size", known(m.hidden_size, other.hidden_size), word(m.hidden_size), word(other.hidden_size)),
+        ("the experts' size", known(m.expert_size, other.expert_size), word(m.expert_size), word(other.expert_size)),
+        ("the experts' format", m.quantisation == other.quantisation, m.quantisation.clone(), other.quantisation.clone()),
     ];
-    match same.into_iter().find(|(_, same, ..)| !same) {
-        Some((what, _, ours, theirs)) => {
-            Err(format!("is of another model: {what} {ours}, the trace's {theirs}; calibrate the trace's model"))
+    same.into_iter().find(|(_, same, ..)| !same).map(|(what, _, ours, theirs)| (what, ours, theirs))
+}
+
+/// What verify passes cost beside a decode pass, by a table alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PassCosts {
+    decode: f64,
+    /// µs for each distinct expert in every routed layer.
+    per_union: f64,
+    per_row: f64,
+    k: f64,
+}
+
+impl PassCosts {
+    /// The costs that `table` has for `model`.
+    ///
+    /// # Errors
+    /// Why it gives none, as half a sentence.
+    pub fn of(table: &CostTable, model: &MeasuredModel) -> Result<Self, String> {
+        if let Some((what, ours, theirs)) = difference(&table.model, model) {
+            return Err(format!("is of another model: {what} {ours}, not {theirs}; calibrate the model that is asked about"));
         }
-        None => Ok(()),
+        let (Coefficients { decode, per_expert, per_row, .. }, _) = told(table, |_| 0.0)?;
+        let [per_union, k] = [per_expert * f64::from(table.model.moe_layers), f64::from(table.model.experts_per_token)];
+        Ok(Self { decode, per_union, per_row, k })
     }
+
+    /// Time of a verify pass of W rows and U distinct experts a layer, by that of a decode pass T: (T + b L (U - k) + c (W - 1)) / T with b, c and
+    /// L layers of [`slopes`].
+    pub fn verify_ratio(&self, rows: usize, union: f64) -> f64 {
+        (self.decode + self.per_union * (union - self.k) + self.per_row * (rows as f64 - 1.0)) / self.decode
+    }
+}
+
+/// The coefficients of a table and how much they explain.
+///
+/// # Errors
+/// Why they are not to be used, as half a sentence.
+fn told(table: &CostTable, per_draft: impl Fn(f64) -> f64) -> Result<(Coefficients, Option<f64>), String> {
+    slopes(table)?;
+    let timed = timed(table).ok_or("some of the table's cells have no time")?;
+    let passes: Vec<f64> = timed.iter().map(|pass| pass.us).collect();
+    let (coefficients, r2) = coefficients(table, (&passes, &weights(table)), per_draft).ok_or("the table has no decode pass")?;
+    if coefficients.per_expert <= 0.0 {
+        return Err("the calibrated time per distinct expert is not above 0; calibrate on an idle machine, with more --repeats".into());
+    }
+    if coefficients.per_row < 0.0 {
+        return Err("the calibrated time per row is below 0; calibrate on an idle machine, with more --repeats".into());
+    }
+    if let Some(r2) = r2.filter(|&r2| r2 < MIN_R2) {
+        return Err(format!("experts and rows explain {:.0} % of the variance of the calibrated times, too little to go by", r2 * 100.0));
+    }
+    Ok((coefficients, r2))
 }
 
 fn word(n: Option<u32>) -> String {
@@ -193,25 +244,9 @@ impl StepCost {
     /// # Errors
     /// Why it gives none, as half a sentence.
     pub fn calibrated(table: &CostTable, manifest: &Manifest, rows: usize, draft_cost: Option<f64>) -> Result<Self, String> {
-        slopes(table)?;
         let drafting = Drafting::of(table, manifest, draft_cost);
-        let timed = timed(table).ok_or("some of the table's cells have no time")?;
-        let passes: Vec<f64> = timed.iter().map(|pass| pass.us).collect();
-        let per_draft = |decode| drafting.as_ref().map_or(0.0, |d| d.us(decode));
-        let (coefficients, r2) = coefficients(table, (&passes, &weights(table)), per_draft).ok_or("the table has no decode pass")?;
+        let (coefficients, r2) = told(table, |decode| drafting.as_ref().map_or(0.0, |d| d.us(decode)))?;
         let Coefficients { decode, per_expert, per_row, per_draft, .. } = coefficients;
-        if per_expert <= 0.0 {
-            return Err("the calibrated time per distinct expert is not above 0; calibrate on an idle machine, with more --repeats".into());
-        }
-        if per_row < 0.0 {
-            return Err("the calibrated time per row is below 0; calibrate on an idle machine, with more --repeats".into());
-        }
-        if let Some(r2) = r2.filter(|&r2| r2 < MIN_R2) {
-            return Err(format!(
-                "experts and rows explain {:.0} % of the variance of the calibrated times, too little to go by",
-                r2 * 100.0
-            ));
-        }
         drafting?;
         let us = |us: f64| Unit::Microseconds.show(us);
         let mut assumptions = vec![format!(
@@ -283,6 +318,22 @@ pub(super) mod tests {
             cells: cells.iter().map(cell).collect(),
             warnings: Vec::new(),
         }
+    }
+
+    /// The cells of the docs are met by one plane: each ratio is the cell's time by that of a decode pass, 10 µs.
+    #[test]
+    fn worked_example_of_passes() {
+        let cells = [(1, 2, 10.0), (2, 4, 15.0), (3, 2, 12.0), (3, 6, 20.0)];
+        let table = table(&cells);
+        let costs = PassCosts::of(&table, &table.model).unwrap();
+        for (rows, union, us) in cells {
+            assert!((costs.verify_ratio(usize::from(rows), f64::from(union)) - us / 10.0).abs() < 1e-9, "{rows} {union}");
+        }
+        assert!((costs.verify_ratio(2, 2.5) - 1.2).abs() < 1e-9);
+        let other = MeasuredModel { experts: 128, ..table.model.clone() };
+        assert!(PassCosts::of(&table, &other).unwrap_err().contains("experts 64, not 128"));
+        let flat = super::tests::table(&[(1, 2, 10.0), (2, 4, 9.0), (3, 2, 12.0), (3, 6, 8.0)]);
+        assert!(PassCosts::of(&flat, &flat.model).is_err());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::metric::advice::{Advice, Best, Budget, CostSource, DraftLength, Group
 use crate::metric::bounds::FEW_REQUESTS;
 use crate::metric::report::{Overall, Report};
 use crate::trace::manifest::WindowCompleteness;
-pub use calibrated::{fits, slope_intervals, slopes};
+pub use calibrated::{PassCosts, fits, slope_intervals, slopes};
 use doubt::{Costs, Doubt, Drawn, Row, Whose};
 use prefixes::{DraftSums, Ideal, Point, Windows, best, curve, point};
 use rayon::prelude::*;

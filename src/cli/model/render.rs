@@ -95,15 +95,15 @@ fn forecast(out: &mut String, s: &Summary, width: usize, color: bool) {
     let _ = writeln!(out);
     title(out, "Forecast of a verify step: a model of bytes, not a measurement", color);
     // Two columns less where the screen would cut numbers in two.
-    let drafts = s.decode.draft_pass_bytes.is_some() && width >= 80;
-    let mut heads = vec!["rows", "union", "bytes", "verify", "max union", "bytes", "verify"];
-    if drafts {
-        heads.insert(4, "+drafts");
-        heads.push("+drafts");
-    }
+    let timed = s.forecast.calibrated.as_ref();
+    let drafts = s.decode.draft_pass_bytes.is_some() && width >= if timed.is_some() { 100 } else { 80 };
+    let more = [timed.map(|_| "timed"), drafts.then_some("+drafts")].into_iter().flatten();
+    let half = |union| ["union", "bytes", "verify"].map(|head| if head == "union" { union } else { head }).into_iter().chain(more.clone());
+    let heads: Vec<&str> = std::iter::once("rows").chain(half("union")).chain(half("max union")).collect();
     let mut table = table(width, &heads);
     let case = |case: &Case| {
         let mut cells = vec![format!("{:.2}", case.union), bytes(case.bytes as f64), format!("{:.2}x", case.verify_ratio)];
+        cells.extend(case.calibrated_ratio.map(|ratio| format!("{ratio:.2}x")));
         cells.extend(case.step_ratio.filter(|_| drafts).map(|ratio| format!("{ratio:.2}x")));
         cells
     };
@@ -118,7 +118,18 @@ fn forecast(out: &mut String, s: &Summary, width: usize, color: bool) {
     if drafts {
         legend.push_str("; +drafts: with the MTP block drafting rows - 1 tokens");
     }
+    if timed.is_some() {
+        legend.push_str("; timed: by the times of a table");
+    }
     indented(out, &legend, width, "  ", "    ");
+    if let Some(by) = timed {
+        let text = format!(
+            "timed by {} on {}, after {} tokens of context, in passes of up to {} rows: more are extrapolated",
+            by.engine, by.device, by.context, by.most_rows
+        );
+        indented(out, &text, width, "  - ", "    ");
+        by.warnings.iter().for_each(|warning| indented(out, warning, width, "  - ", "    "));
+    }
     for assumption in s.forecast.assumptions {
         indented(out, assumption, width, "  - ", "    ");
     }

@@ -1,5 +1,6 @@
 //! The numbers of `specprof model`, as its `--json` shows them.
 
+use crate::analysis::{Options, PassCosts, cost_warnings};
 use crate::engine::checkpoint::Checkpoint;
 use crate::engine::config::{AttentionKind, ModelConfig};
 use crate::engine::error::EngineError;
@@ -9,6 +10,7 @@ use crate::engine::operations::{self, Operations};
 use crate::engine::presets::Preset;
 use crate::engine::synthetic::Synthetic;
 use crate::engine::tensors::Component;
+use crate::metric::costs::{CostTable, MeasuredModel};
 use crate::record::machine;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -161,6 +163,23 @@ pub struct Forecast {
     pub assumptions: &'static [&'static str],
     /// By rows.
     pub by_rows: Vec<ForecastRow>,
+    /// Where `calibrated_ratio` is from; `null` without a table.
+    pub calibrated: Option<CalibratedBy>,
+}
+
+/// The table that times are from.
+#[derive(Debug, Serialize)]
+pub struct CalibratedBy {
+    /// The device that was measured.
+    pub device: String,
+    /// What ran on it.
+    pub engine: String,
+    /// Tokens of context before each pass.
+    pub context: usize,
+    /// Rows of its widest pass: beyond them times are extrapolated.
+    pub most_rows: usize,
+    /// What limits it.
+    pub warnings: Vec<String>,
 }
 
 /// A verify step.
@@ -185,9 +204,44 @@ pub struct Case {
     pub verify_ratio: f64,
     /// With the drafting by the MTP block; `null` without a block.
     pub step_ratio: Option<f64>,
+    /// Time of the pass by that of a decode pass, by a table of `calibrate`; `null` without a table.
+    pub calibrated_ratio: Option<f64>,
 }
 
 impl Summary {
+    /// The forecast with what a table of `calibrate` says beside the bytes.
+    ///
+    /// # Errors
+    /// Why the table says nothing of this model, as half a sentence.
+    pub fn with_costs(mut self, table: &CostTable) -> Result<Self, String> {
+        let small = |n: usize| u32::try_from(n).ok();
+        let model = MeasuredModel {
+            name: self.name.clone(),
+            moe_layers: u16::try_from(self.shape.moe_layers).unwrap_or(u16::MAX),
+            experts: u16::try_from(self.shape.experts).unwrap_or(u16::MAX),
+            experts_per_token: u16::try_from(self.shape.experts_per_token).unwrap_or(u16::MAX),
+            hidden_size: small(self.shape.hidden_size),
+            expert_size: small(self.shape.expert_size),
+            quantisation: self.shape.quantisation.clone(),
+            synthetic: self.source == "synthetic",
+        };
+        let costs = PassCosts::of(table, &model)?;
+        for row in &mut self.forecast.by_rows {
+            for case in [&mut row.uniform, &mut row.maximum] {
+                case.calibrated_ratio = Some(costs.verify_ratio(row.rows, case.union));
+            }
+        }
+        let most = table.cells.iter().map(|cell| usize::from(cell.rows)).max().unwrap_or(1);
+        self.forecast.calibrated = Some(CalibratedBy {
+            device: table.device.clone(),
+            engine: table.engine.clone(),
+            context: table.context_len as usize,
+            most_rows: most,
+            warnings: cost_warnings(table, &Options::default()).into_iter().map(|warning| warning.message).collect(),
+        });
+        Ok(self)
+    }
+
     /// Of an opened checkpoint.
     pub fn of_checkpoint(checkpoint: &Checkpoint, asked: Asked<'_>) -> Self {
         let Checkpoint { config, inventory, name, .. } = checkpoint;
@@ -222,6 +276,7 @@ impl Summary {
             bytes: whole(step.verify(rows, union)),
             verify_ratio: step.verify_ratio(rows, union),
             step_ratio: step.step_ratio(rows, union),
+            calibrated_ratio: None,
         };
         let host = machine::memory();
         Self {
@@ -276,6 +331,7 @@ impl Summary {
                         maximum: case(rows, step.max_union(rows) as f64),
                     })
                     .collect(),
+                calibrated: None,
             },
             prompt_pass: PromptPass {
                 prompt_rows,
